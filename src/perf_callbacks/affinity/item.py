@@ -24,8 +24,8 @@ def decide(environment: Environment, config: PerfConfig) -> Checklist:
         why = environment.cpus_unknown or "this system does not bind threads to CPUs"
         return Checklist(item=SLUG, status=NOT_APPLICABLE, why=why)
     choice = choose(config.affinity, facts) if config.affinity != "off" else Choice(None, "affinity=off")
-    status, after, more = _outcome(choice.cpus, facts, config)
-    return Checklist(item=SLUG, status=status, before=_before(facts), after=after, why=choice.why + more)
+    status, after, addition = _outcome(choice.cpus, facts, config)
+    return Checklist(item=SLUG, status=status, before=_before(facts), after=after, why=choice.why + addition)
 
 
 def _outcome(cpus: Cpus | None, facts: CpuFacts, config: PerfConfig) -> tuple[str, str | None, str]:

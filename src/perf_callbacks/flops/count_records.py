@@ -97,7 +97,7 @@ class CountRecords:
     def write(self, record: Flops) -> None:
         record, work = self._with_apart(record), self._work
         self._recorder.write(record)
-        failure = next((one for one in record.errors if one.startswith(BY_MODULE)), None)
+        failure = next((error for error in record.errors if error.startswith(BY_MODULE)), None)
         if failure is not None and not self._failed:
             self._failed = True
             log.warning("perf_callbacks: no %s. The FLOPs of the step are not affected.", failure)
@@ -108,13 +108,13 @@ class CountRecords:
 
     def _peaks(self, record: Flops) -> Peaks | None:
         recorder = self._recorder
-        found = find(recorder.device, record.by_dtype, recorder.config)
-        if found is None:
+        peaks = find(recorder.device, record.by_dtype, recorder.config)
+        if peaks is None:
             why = crowded(recorder.device) if recorder.config.measure_peak != "off" else None
             self._work.unknowns.peak = why or f"no dense peak is known for {recorder.run.device}: set peak_tflops"
             if recorder.run.rank == 0:
                 log.warning("perf_callbacks: %s", f"{why}." if why else advice(recorder.run.device))
-        return found
+        return peaks
 
     def check_peak(self) -> None:
         """Warn if training ran faster than the device's peak. A measured peak is deleted."""

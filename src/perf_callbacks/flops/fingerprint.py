@@ -61,7 +61,7 @@ class WorkFingerprint:
             weights = matrices(module)
             first = result[0] if isinstance(result, tuple | list) and result else result
             if weights and isinstance(first, torch.Tensor) and not in_backward() and training.is_training_work():
-                products = sum(first.numel() * one.numel() // max(one.shape[0], 1) for one in weights)
+                products = sum(first.numel() * weight.numel() // max(weight.shape[0], 1) for weight in weights)
                 self.products += products * (_WITH_BACKWARD if first.requires_grad else 1)
         except Exception as error:  # noqa: BLE001 an observer never ends the run
             self._abandon()

@@ -129,7 +129,7 @@ class Counting(Observer, Listener):
         if self._left:
             for window in self._left:
                 window.close()
-            self._left = [one for one in self._left if one.left_behind]
+            self._left = [window for window in self._left if window.left_behind]
         self._schedule.steps = self._recorder.step - self._first
         if self._schedule.steps < self._next_after:
             return
@@ -254,9 +254,9 @@ class Counting(Observer, Listener):
     def _shut(self, window: CountWindow) -> None:
         window.close()
         self._recorder.tape.unfollow()
-        self._left = [one for one in (*self._left, window) if one.left_behind]
-        for one in self._left:
-            one.close()
+        self._left = [left for left in (*self._left, window) if left.left_behind]
+        for left in self._left:
+            left.close()
 
     def _store_count(self, counter: FlopCounter, training: TrainingFilter, step: int, *, whole: bool) -> None:
         """Store the FLOPs of a counted step, unless its count is useless.
@@ -269,8 +269,8 @@ class Counting(Observer, Listener):
         """
         self._recorder.look_up(counter.observed.lookups)
         work = self.work
-        found = CountedStep(counter, training.stage_tracker.calls, self._recorder.engine.batches[self._before :])
-        total, batches, calls = found.total, found.batches, found.calls
+        counted_step = CountedStep(counter, training.stage_tracker.calls, self._recorder.engine.batches[self._before :])
+        total, batches, calls = counted_step.total, counted_step.batches, counted_step.calls
         nothing_announced = not calls.forwards and work.rating is None
         unannounced = self._announced and (nothing_announced or (training.unannounced and not calls.backwards))
         if unannounced and work.rating is None:
@@ -289,14 +289,14 @@ class Counting(Observer, Listener):
         if self._model is not None:
             self._parameters = list(self._model.parameters())
             work.look(step)
-        copied = self._copy.check(found, self._examples)
-        self._live = self._live and copied is None and REST not in found.missing  # a recount would differ
+        copied = self._copy.check(counted_step, self._examples)
+        self._live = self._live and copied is None and REST not in counted_step.missing  # a recount would differ
         if copied is not None:
             work.learn([batches[0].shape], [copied.work()], source=COPY)
-        elif found.missing and work.covers([batch.shape for batch in batches], total, calls):
+        elif counted_step.missing and work.covers([batch.shape for batch in batches], total, calls):
             return
         else:
-            work.learn([batch.shape for batch in batches], found.passes, calls, step=step)
+            work.learn([batch.shape for batch in batches], counted_step.passes, calls, step=step)
         if not total.model_flops:
             return
         work.unknowns.counting = None
@@ -305,8 +305,10 @@ class Counting(Observer, Listener):
         if copied is not None:
             self._records.write(counted(copied, step, tokens, source=COPY))
         else:
-            whole = found.whole and not self._before
-            self._records.write(counted(counter, step, tokens, whole_step=whole, total=total, missing=found.missing))
+            whole = counted_step.whole and not self._before
+            self._records.write(
+                counted(counter, step, tokens, whole_step=whole, total=total, missing=counted_step.missing)
+            )
 
     def _work_out(self) -> None:
         """Compute a waiting shape's FLOPs on fake tensors or by a closed form, without a training step."""
@@ -334,10 +336,10 @@ class Counting(Observer, Listener):
             made = counted(counter, self._recorder.step, rows * length, source=COPY), counter.work()
         if made is None:
             work.unknowns.counting = "a fake-tensor copy of the model can't be run, and there is no closed form for it"
-            found = self._copy.closed_form(example)
-            if found is None:
+            closed_form = self._copy.closed_form(example)
+            if closed_form is None:
                 return
-            made = estimated(found, self._recorder.step), found
+            made = estimated(closed_form, self._recorder.step), closed_form
         record, total = made
         if not total.model_flops:
             return

@@ -29,7 +29,7 @@ Example = Mapping[str, tuple[tuple[int, ...], torch.dtype, torch.device]]
 
 
 def example_of(tensors: Mapping[str, Any]) -> Example:
-    return {name: (tuple(one.shape), one.dtype, one.device) for name, one in tensors.items()}
+    return {name: (tuple(tensor.shape), tensor.dtype, tensor.device) for name, tensor in tensors.items()}
 
 
 def count(model: nn.Module, example: Example, autocast: torch.dtype | None = None) -> FlopCounter:
@@ -154,8 +154,8 @@ def _vouched(model: nn.Module, example: Example) -> bool:
     return (
         getattr(config, "model_type", None) in FAMILIES
         and type(model).__name__.endswith(("ForCausalLM", "LMHeadModel"))
-        and all(type(one).__module__.partition(".")[0] in {"torch", "transformers"} for one in model.modules())
-        and all(_own_forward(one) for one in model.modules())
+        and all(type(module).__module__.partition(".")[0] in {"torch", "transformers"} for module in model.modules())
+        and all(_own_forward(module) for module in model.modules())
         and all(parameter.requires_grad for parameter in model.parameters())
         and "input_ids" in example
         and {*example} <= _INPUTS
@@ -176,7 +176,7 @@ def _emptied(model: nn.Module, mode: FakeTensorMode) -> nn.Module:
         memo[id(parameter)] = nn.Parameter(mode.from_tensor(parameter.detach()), requires_grad=parameter.requires_grad)
     for module in model.modules():  # buffers, and tensors in attributes and their lists
         tensors = [leaf for leaf in tree_leaves([*vars(module).values()]) if isinstance(leaf, torch.Tensor)]
-        memo.update((id(one), mode.from_tensor(one.detach())) for one in tensors if id(one) not in memo)
+        memo.update((id(tensor), mode.from_tensor(tensor.detach())) for tensor in tensors if id(tensor) not in memo)
     copied: nn.Module = copy.deepcopy(model, memo)
     for module in copied.modules():
         for hooks in _HOOKS:  # the user's hooks must not run on the copy

@@ -77,13 +77,13 @@ class TrainingFilter:
 
 
 def _calling() -> nn.Module | None:
-    found: nn.Module | None = None
+    outermost: nn.Module | None = None
     for frame in callers():
         code = frame.f_code
         if code.co_name == "_call_impl" and code.co_filename.endswith("module.py"):
             module = frame.f_locals.get("self")
-            found = module if isinstance(module, nn.Module) else found
-    return found
+            outermost = module if isinstance(module, nn.Module) else outermost
+    return outermost
 
 
 def _generates() -> bool:

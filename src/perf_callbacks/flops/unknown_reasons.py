@@ -22,19 +22,19 @@ class UnknownFlopsReasons:
     def note(self, cause: str) -> None:
         self._causes[cause] += 1
 
-    def summary(self, steps: int, known: int, excluded: Mapping[str, int]) -> FlopsSummary:
+    def summary(self, steps: int, known_steps: int, excluded: Mapping[str, int]) -> FlopsSummary:
         """`steps` are those in the metrics, `known` those of them with known FLOPs, `excluded` the others by reason."""
-        mfu_unknown = self.peak if known and self.varies is None else None
-        return FlopsSummary(unknown=self._flops(steps, known, excluded), mfu_unknown=mfu_unknown)
+        mfu_unknown = self.peak if known_steps and self.varies is None else None
+        return FlopsSummary(unknown=self._flops(steps, known_steps, excluded), mfu_unknown=mfu_unknown)
 
-    def _flops(self, steps: int, known: int, excluded: Mapping[str, int]) -> str | None:
+    def _flops(self, steps: int, known_steps: int, excluded: Mapping[str, int]) -> str | None:
         if self.varies is not None:
             return self.varies
         if not steps:
             return self.counting or f"all steps are excluded: {reasons(excluded)}"
-        if known == steps:
+        if known_steps == steps:
             return None
-        return f"known for {known:,} of {steps:,} steps: {self._cause()}" if known else self._cause()
+        return f"known for {known_steps:,} of {steps:,} steps: {self._cause()}" if known_steps else self._cause()
 
     def _cause(self) -> str:
         """Return the main cause: an unreadable batch, else why no step was counted, else the most frequent."""

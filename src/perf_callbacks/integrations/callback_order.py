@@ -45,9 +45,9 @@ def move_to_front(callbacks: list[C], callback: C) -> None:
 
 def measures(callback: CallbackBase, callbacks: Iterable[object], *, warns: bool = True) -> bool:
     """Only the first enabled `PerfCallback` measures; a launcher's doesn't count if the program has its own."""
-    ours = [one for one in callbacks if isinstance(one, CallbackBase)]
-    ours = [one for one in ours if not one.armed] or ours
-    if next((one for one in ours if one.enabled), None) is callback:
+    ours = [other for other in callbacks if isinstance(other, CallbackBase)]
+    ours = [other for other in ours if not other.armed] or ours
+    if next((other for other in ours if other.enabled), None) is callback:
         return True
     if warns and not callback.armed:
         log.warning("perf_callbacks: another PerfCallback measures this trainer, this one does nothing.")

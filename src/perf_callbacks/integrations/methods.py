@@ -57,8 +57,8 @@ def turns(
 
         return call
 
-    found = getattr(owner, name, None)
-    plain = found is not None and not inspect.ismethod(found) and not isinstance(owner, type)
+    method = getattr(owner, name, None)
+    plain = method is not None and not inspect.ismethod(method) and not isinstance(owner, type)
     (recorder.patches.replace if plain else recorder.patches.method)(owner, name, make)
 
 
@@ -118,10 +118,9 @@ def spans(
 def around(
     inner: Callable[P, T], *, before: Callable[[], object] = int, after: Callable[[T], object] = id
 ) -> Callable[P, T]:
-    """Return a wrapper that calls `before`, the method, and `after` with its result. Neither may raise."""
 
     @functools.wraps(inner)
-    def call(*args: P.args, **kwargs: P.kwargs) -> T:
+    def call(*args: P.args, **kwargs: P.kwargs) -> T:  # neither `before` nor `after` may raise
         before()
         result = inner(*args, **kwargs)
         after(result)

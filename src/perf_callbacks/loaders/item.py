@@ -50,9 +50,9 @@ def _status(environment: Environment, config: PerfConfig) -> tuple[str, str]:
         return SKIPPED, "the trainer is configured not to pin batches"
     if environment.loaders_pin and environment.copies_go_on is not False:
         return ALREADY, WHY
-    known = environment.pinned_copies is not None
-    why = WHY if known else f"{WHY}; it is unknown if {environment.accelerator} copies safely from pinned memory"
-    return (APPLIED if known and config.loaders != "advise" else ADVISED), why
+    sure = environment.pinned_copies is not None
+    why = WHY if sure else f"{WHY}; it is unknown if {environment.accelerator} copies safely from pinned memory"
+    return (APPLIED if sure and config.loaders != "advise" else ADVISED), why
 
 
 def _line(environment: Environment) -> str:

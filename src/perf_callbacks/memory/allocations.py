@@ -79,15 +79,15 @@ class Allocations:
     def keep(self, storages: Iterable[int]) -> set[int]:
         """Mark gradients or optimizer state, which aren't temporary. Return the keys of those that are tracked."""
         self._take_in()
-        found = {key: self._alive[key] for key in storages if key in self._alive}
-        for one in found.values():
-            one.kept = True
-        return {*found}
+        tracked = {key: self._alive[key] for key in storages if key in self._alive}
+        for allocation in tracked.values():
+            allocation.kept = True
+        return {*tracked}
 
     def temporary_bytes(self) -> int:
         """Return the peak of all storages except activations, gradients and optimizer state."""
         self._take_in()
-        return _peak([one for one in self._all if not (one.saved or one.kept)])
+        return _peak([allocation for allocation in self._all if not (allocation.saved or allocation.kept)])
 
     def peak_bytes(self) -> int:
         self._take_in()
@@ -99,11 +99,11 @@ class Allocations:
         Each is a pair: bytes of gradients, and of all other storages. No other moment has both sums at least as large.
         """
         self._take_in()
-        found: list[tuple[int, int]] = []
+        highest: list[tuple[int, int]] = []
         for kept, rest in sorted(set(_moments(self._all)), reverse=True):  # most gradients first
-            if not found or rest > found[-1][1]:
-                found.append((kept, rest))
-        return found
+            if not highest or rest > highest[-1][1]:
+                highest.append((kept, rest))
+        return highest
 
     def end(self) -> None:
         self._take_in()
@@ -112,24 +112,24 @@ class Allocations:
     def _take_in(self) -> None:
         """Record which storages were freed. The numbers of events serve as times."""
         while self._seen < len(self._events):
-            one, self._seen = self._events[self._seen], self._seen + 1
-            if one is not None:
-                one.freed = self._seen
-                if self._alive.get(one.key) is one:
-                    del self._alive[one.key]
+            allocation, self._seen = self._events[self._seen], self._seen + 1
+            if allocation is not None:
+                allocation.freed = self._seen
+                if self._alive.get(allocation.key) is allocation:
+                    del self._alive[allocation.key]
 
     def _turn(self) -> None:
         """When a backward begins, what lives of the forward are activations."""
         self._take_in()
-        saved = [one for one in self._alive.values() if not one.backward]
-        for one in saved:
-            one.saved = True
-        self.activation_bytes = max(self.activation_bytes, sum([one.size for one in saved]))
+        saved = [allocation for allocation in self._alive.values() if not allocation.backward]
+        for allocation in saved:
+            allocation.saved = True
+        self.activation_bytes = max(self.activation_bytes, sum([allocation.size for allocation in saved]))
 
     def _note(self, out: Any, *, backward: bool) -> None:
-        for one in tensors(out):
-            if one.device.type == self._device and one.layout is torch.strided:
-                self._follow(one.untyped_storage(), backward=backward)
+        for tensor in tensors(out):
+            if tensor.device.type == self._device and tensor.layout is torch.strided:
+                self._follow(tensor.untyped_storage(), backward=backward)
 
     def _follow(self, storage: Any, *, backward: bool) -> None:
         key = storage._cdata  # noqa: SLF001 there is no public identity
@@ -137,11 +137,16 @@ class Allocations:
         if key in self._alive:
             return
         self._events.append(None)
-        one = Allocation(storage, self._events.append)
-        one.size, one.key, one.born, one.freed = storage.nbytes(), key, len(self._events), None
-        one.backward, one.saved, one.kept = backward, False, False
-        self._all.append(one)
-        self._alive[key] = one
+        allocation = Allocation(storage, self._events.append)
+        allocation.size, allocation.key, allocation.born, allocation.freed = (
+            storage.nbytes(),
+            key,
+            len(self._events),
+            None,
+        )
+        allocation.backward, allocation.saved, allocation.kept = backward, False, False
+        self._all.append(allocation)
+        self._alive[key] = allocation
 
 
 def _peak(allocations: Iterable[Allocation]) -> int:
@@ -150,8 +155,12 @@ def _peak(allocations: Iterable[Allocation]) -> int:
 
 def _moments(allocations: Iterable[Allocation]) -> Iterator[tuple[int, int]]:
     """Yield the bytes of gradients and of all other storages, after each allocation and release."""
-    changes = [(one.born, one.size, one.kept) for one in allocations]
-    changes += [(one.freed, -one.size, one.kept) for one in allocations if one.freed is not None]
+    changes = [(allocation.born, allocation.size, allocation.kept) for allocation in allocations]
+    changes += [
+        (allocation.freed, -allocation.size, allocation.kept)
+        for allocation in allocations
+        if allocation.freed is not None
+    ]
     kept = rest = 0
     for _, size, is_kept in sorted(changes):
         kept, rest = (kept + size, rest) if is_kept else (kept, rest + size)

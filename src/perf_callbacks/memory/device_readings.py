@@ -112,5 +112,5 @@ class RankUse:
         new, self._new = self._new, deque(maxlen=MOST_READINGS)
         readings = [*new] or ([] if self._last is None else [self._last])
         columns = {name: [reading.get(name) for reading in readings] for name in RESOURCES}
-        known = {name: [value for value in column if value is not None] for name, column in columns.items()}
-        return {name: max(values) if name in _MEMORY else fmean(values) for name, values in known.items() if values}
+        measured = {name: [value for value in column if value is not None] for name, column in columns.items()}
+        return {name: max(values) if name in _MEMORY else fmean(values) for name, values in measured.items() if values}

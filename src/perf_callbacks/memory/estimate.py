@@ -66,7 +66,7 @@ def on_rank(
     peak = held + max(in_passes, in_update)
     if ranks == 1 or sharding == "none":
         peak = max(peak, (step.parts.peak_gb or 0.0) * GB)
-    found = {
+    parts = {
         "weights": weights,
         "gradients": step.gradients * of_passes,
         "optimizer": optimizer,
@@ -75,7 +75,7 @@ def on_rank(
         "exchange": extra + reduced,
         "peak": peak,
     }
-    return {name: size / GB for name, size in found.items() if size or name != "exchange"}
+    return {name: size / GB for name, size in parts.items() if size or name != "exchange"}
 
 
 def largest(size: Callable[[int], float], limit: float, guess: int, most: int) -> int:
@@ -87,11 +87,11 @@ def largest(size: Callable[[int], float], limit: float, guess: int, most: int) -
     low, high = 0, most + 1  # `low` fits, `high` doesn't
     number, before, turns = max(1, min(guess, most)), None, 0
     while high - low > 1:
-        found = size(number)
-        low, high = (number, high) if found <= limit else (low, number)
-        slope = 0.0 if before is None else (found - before[1]) / (number - before[0])
-        away = (limit - found) / slope if slope > 0 else math.copysign(1 << turns, limit - found)
-        before, turns = (number, found), turns + 1
+        tried = size(number)
+        low, high = (number, high) if tried <= limit else (low, number)
+        slope = 0.0 if before is None else (tried - before[1]) / (number - before[0])
+        away = (limit - tried) / slope if slope > 0 else math.copysign(1 << turns, limit - tried)
+        before, turns = (number, tried), turns + 1
         number += math.floor(max(-most, min(most, away)))
         number = max(low + 1, min(high - 1, number)) if turns <= _STRAIGHT else (low + high) // 2
     return low
@@ -168,14 +168,14 @@ def layers_of(modules: Sequence[ModuleWork]) -> Layers | None:
         before, star, _ = f"{line.path}.".partition("*.")
         if star and line.path not in APART:
             lists.setdefault(before + "*", []).append(line)
-    found = []
+    candidates = []
     for path, lines in lists.items():
         count = next((line.modules for line in lines if line.path == path), 0)
         held = {line.path: line.activation_bytes or 0 for line in lines}
         kept = held.get(path) or max(held.values())
         if count > 1 and sum(held.values()) > kept:
-            found.append(Layers(path, count, (sum(held.values()) - kept) / count / GB))
-    return max(found, key=lambda one: one.number * one.freed_gb, default=None)
+            candidates.append(Layers(path, count, (sum(held.values()) - kept) / count / GB))
+    return max(candidates, key=lambda candidate: candidate.number * candidate.freed_gb, default=None)
 
 
 def layers_to_checkpoint(parts: Memory, headroom: float | None, layers: Layers | None, batch: int | None) -> int | None:

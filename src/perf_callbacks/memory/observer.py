@@ -76,9 +76,9 @@ class MemoryWatch(Observer):
         self.use = MemoryUse()
         self._readings = DeviceReadings()
         self._rank_use = RankUse()
-        found = device.allocators(self._devices)
-        if found is not None:
-            self.use.begin(found.retries)
+        allocator = device.allocators(self._devices)
+        if allocator is not None:
+            self.use.begin(allocator.retries)
 
     @property
     @override
@@ -138,9 +138,9 @@ class MemoryWatch(Observer):
     @override
     def exception_raised(self, error: BaseException) -> None:
         with guard(logs(log.info, "perf_callbacks can't report the failed allocation: %s.")):
-            found = failed_allocation(error)
-            if found is not None:
-                report = self._report(found)
+            failure = failed_allocation(error)
+            if failure is not None:
+                report = self._report(failure)
                 self._recorder.write(report)
                 lines = out_of_memory_text.lines(report, self._recorder.run.rank)
                 message = "perf_callbacks: " + "\n  ".join(["%s"] * len(lines))  # line ends in arguments are escaped
@@ -148,13 +148,13 @@ class MemoryWatch(Observer):
 
     @override
     def metrics(self, kind: str) -> Mapping[str, float]:
-        found = device.allocators(self._devices)
-        if found is None:
+        allocator = device.allocators(self._devices)
+        if allocator is None:
             return {}
         return {
-            "memory_allocated_peak_gb": round(found.peak_bytes / GB, 6),
-            "memory_reserved_gb": round(found.reserved_bytes / GB, 6),
-            "allocator_retries": self.use.retried(found.retries),
+            "memory_allocated_peak_gb": round(allocator.peak_bytes / GB, 6),
+            "memory_reserved_gb": round(allocator.reserved_bytes / GB, 6),
+            "allocator_retries": self.use.retried(allocator.retries),
         }
 
     @override
@@ -193,13 +193,13 @@ class MemoryWatch(Observer):
         return True
 
     def _note(self, seconds: float, now: float, gpu: DeviceUse) -> None:
-        found, step, memory = processes.read(), self._recorder.step, self.use
+        usage, step, memory = processes.read(), self._recorder.step, self.use
         cores = read_mb = resident = anonymous = None
-        if found is not None:
+        if usage is not None:
             if self._noted is not None:
-                cores, read_mb = _between(self._noted, (now, found))
-            self._noted = now, found
-            resident, anonymous = found.resident_bytes / GB, in_gb(found.anonymous_bytes)
+                cores, read_mb = _between(self._noted, (now, usage))
+            self._noted = now, usage
+            resident, anonymous = usage.resident_bytes / GB, in_gb(usage.anonymous_bytes)
             self._resident.add(MemoryReading(seconds, step, resident))
             memory.gb_per_hour = slope(self._resident.points)
             if anonymous is not None:
@@ -245,7 +245,7 @@ class MemoryWatch(Observer):
             self._recorder.write(use)
 
     def _living(self) -> list[Any]:
-        return [one for one in (reference() for reference in self.optimizers) if one is not None]
+        return [optimizer for optimizer in (reference() for reference in self.optimizers) if optimizer is not None]
 
     def _with_batches(self, parts: Memory) -> Memory:
         """Add micro-batches and free memory; the latter is unknown on several devices."""
@@ -253,7 +253,7 @@ class MemoryWatch(Observer):
         room = self._devices[0].headroom() if len(self._devices) == 1 else None
         return replace(
             parts,
-            micro_batch=max([one.samples for one in batches if one.samples is not None], default=None),
+            micro_batch=max([batch.samples for batch in batches if batch.samples is not None], default=None),
             micro_batches=len(batches) or None,
             headroom_gb=in_gb(room),
         )
@@ -276,7 +276,11 @@ class MemoryWatch(Observer):
         if parts is None and allocator is not None and failed_layer is not None and batch and len(self._devices) == 1:
             left = (self._devices[0].headroom() or 0) / GB - coming_state_gb(self._living())
             used = allocated - weights - gradients - optimizer
-            trained = sum([one.nbytes for one in model.parameters() if one.requires_grad]) / GB if model else 0.0
+            trained = (
+                sum([parameter.nbytes for parameter in model.parameters() if parameter.requires_grad]) / GB
+                if model
+                else 0.0
+            )
             room_of_update = used + left - max(0.0, trained - gradients)
             about = about_micro_batch(batch, used, left, *failed_layer) if room_of_update >= 0 else 0
         return OutOfMemory(

@@ -65,8 +65,8 @@ def requested_bytes(message: str) -> int | None:
     >>> requested_bytes("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has ...")
     2147483648
     """
-    found = _REQUEST.search(message)
-    return None if found is None else round(float(found[1]) * _UNITS[found[2]])
+    match = _REQUEST.search(message)
+    return None if match is None else round(float(match[1]) * _UNITS[match[2]])
 
 
 class Failure(NamedTuple):
@@ -83,12 +83,12 @@ class Failure(NamedTuple):
 
     def layer(self, model: nn.Module) -> tuple[int, int] | None:
         """Return the failed layer, counted from 1, and how many its `nn.ModuleList` has; None outside of all lists."""
-        calls = {id(one) for one in self.calls}
-        lists = [[*one] for one in model.modules() if isinstance(one, nn.ModuleList)]
-        found = [
+        calls = {id(module) for module in self.calls}
+        lists = [[*module] for module in model.modules() if isinstance(module, nn.ModuleList)]
+        positions = [
             (place, len(layers)) for layers in lists for place, layer in enumerate(layers, 1) if id(layer) in calls
         ]
-        return max(found, key=lambda one: one[1], default=None)
+        return max(positions, key=lambda position: position[1], default=None)
 
 
 def place(error: BaseException) -> Failure:
@@ -100,9 +100,9 @@ def place(error: BaseException) -> Failure:
     stage, calls, frames = None, list[nn.Module](), []
     for frame in frames_of(error):
         path = frame.f_code.co_filename.replace("\\", "/")
-        found = next((name for part, name in _STAGES.items() if part in path), None)
-        if found is not None and stage != "backward":
-            stage = found
+        named = next((name for part, name in _STAGES.items() if part in path), None)
+        if named is not None and stage != "backward":
+            stage = named
         elif frame.f_code is _CALL:
             owner = variables(frame).get("self")
             calls += [owner] if isinstance(owner, nn.Module) else []
@@ -119,23 +119,23 @@ def variables(frame: FrameType) -> dict[str, Any]:
 
     Up to Python 3.12, reading `f_locals` leaves a copy in the frame, which `traceback.clear_frames` wouldn't remove.
     """
-    found = dict(frame.f_locals)
+    values = dict(frame.f_locals)
     if sys.version_info < (3, 13) and frame.f_code.co_flags & inspect.CO_OPTIMIZED:
         frame.f_locals.clear()
-    return found
+    return values
 
 
 def few_tensors(values: Iterable[object]) -> list[torch.Tensor]:
     """Search nested lists, tuples and dicts, within limits: a container may be huge or contain itself."""
-    found, level = [], [*islice(values, MOST_LOOKS)]
+    held_tensors, level = [], [*islice(values, MOST_LOOKS)]
     for _ in range(DEEPEST):
-        found += [value for value in level if isinstance(value, torch.Tensor)]
+        held_tensors += [value for value in level if isinstance(value, torch.Tensor)]
         inner: list[object] = []
         for value in level:
             held = value.values() if isinstance(value, dict) else value if isinstance(value, tuple | list) else ()
             inner += islice(held, MOST_LOOKS - len(inner))
         level = inner
-    return found
+    return held_tensors
 
 
 def coming_state_gb(optimizers: Iterable[Any]) -> float:
@@ -148,7 +148,9 @@ def coming_state_gb(optimizers: Iterable[Any]) -> float:
     for optimizer in optimizers:
         if not getattr(optimizer, "state", None):
             tensors_each = 2 if "betas" in optimizer.defaults else 1 if optimizer.defaults.get("momentum") else 0
-            total += tensors_each * sum(one.nbytes for group in optimizer.param_groups for one in group["params"])
+            total += tensors_each * sum(
+                parameter.nbytes for group in optimizer.param_groups for parameter in group["params"]
+            )
     return total / GB
 
 
@@ -164,16 +166,16 @@ class Holdings:
         for optimizer in optimizers:
             for parameter, state in getattr(optimizer, "state", {}).items():
                 states.setdefault(id(parameter), []).extend(tensors(state))
-        modules = [(self.paths.by_id.get(id(one), ""), one) for one in model.modules()]
-        own = [(path, [*one._parameters.values(), *one._buffers.values()]) for path, one in modules]  # noqa: SLF001 `parameters` has no shorter form for one module
+        modules = [(self.paths.by_id.get(id(module), ""), module) for module in model.modules()]
+        own = [(path, [*module._parameters.values(), *module._buffers.values()]) for path, module in modules]  # noqa: SLF001 `parameters` has no shorter form for one module
         for path, held in own:
             self.add(path, "weights", held)
         for path, held in own:
-            self.add(path, "gradients", [one.grad for one in held if isinstance(one, nn.Parameter)])
-            self.add(path, "optimizer", [state for one in held for state in states.get(id(one), ())])
+            self.add(path, "gradients", [tensor.grad for tensor in held if isinstance(tensor, nn.Parameter)])
+            self.add(path, "optimizer", [state for tensor in held for state in states.get(id(tensor), ())])
 
-    def add(self, path: str, kind: str, found: Iterable[torch.Tensor | None]) -> None:
-        for key, size in sizes([one for one in found if one is not None], self._device).items():
+    def add(self, path: str, kind: str, added: Iterable[torch.Tensor | None]) -> None:
+        for key, size in sizes([tensor for tensor in added if tensor is not None], self._device).items():
             if key not in self._seen:
                 self._seen.add(key)
                 self._bytes[path, kind] += size
@@ -183,14 +185,14 @@ class Holdings:
             self.add(self.paths.by_id.get(id(module), ""), "failed call", few_tensors(variables(frame).values()))
 
     def gb(self, kind: str) -> float:
-        return sum([size for (_, found), size in self._bytes.items() if found == kind]) / GB
+        return sum([size for (_, held), size in self._bytes.items() if held == kind]) / GB
 
     def largest(self, counted: Sequence[ModuleWork]) -> tuple[HeldMemory, ...]:
         """Return the `MOST` largest, with the activations of the modules in `counted`, measured before the failure."""
-        found = [HeldMemory(path=path, kind=kind, gb=size / GB) for (path, kind), size in self._bytes.items()]
-        found += [
+        amounts = [HeldMemory(path=path, kind=kind, gb=size / GB) for (path, kind), size in self._bytes.items()]
+        amounts += [
             HeldMemory(path=line.path, kind="activations", gb=line.activation_bytes / GB)
             for line in counted
             if line.activation_bytes and line.path not in APART
         ]
-        return tuple(sorted(found, key=lambda one: one.gb, reverse=True)[:MOST])
+        return tuple(sorted(amounts, key=lambda held: held.gb, reverse=True)[:MOST])

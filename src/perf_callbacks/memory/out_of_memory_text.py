@@ -23,9 +23,9 @@ def lines(report: OutOfMemory, rank: int) -> list[str]:
     stage = "" if report.stage is None else f" in the {report.stage}"
     module = f", in {report.module}" if report.module else ""
     after = plural(report.step, "step")
-    found = [f"rank {rank}: out of memory on {report.device}{stage} after {after}{module}: {report.error}"]
+    sentences = [f"rank {rank}: out of memory on {report.device}{stage} after {after}{module}: {report.error}"]
     if report.requested_gb is not None:
-        found.append(f"failed request {amount(report.requested_gb)}")
+        sentences.append(f"failed request {amount(report.requested_gb)}")
     held = [
         f"{name} {amount(gb)}"
         for name, gb in (
@@ -37,14 +37,14 @@ def lines(report: OutOfMemory, rank: int) -> list[str]:
         )
         if gb is not None and gb >= _LEAST_GB
     ]
-    found += ["held: " + ", ".join(held)] if held else []
+    sentences += ["held: " + ", ".join(held)] if held else []
     largest = [
-        f"{one.path or '(the model itself)'} {one.kind} {amount(one.gb)}"
-        for one in report.largest
-        if one.gb >= _LEAST_GB
+        f"{part.path or '(the model itself)'} {part.kind} {amount(part.gb)}"
+        for part in report.largest
+        if part.gb >= _LEAST_GB
     ]
-    found += ["largest: " + ", ".join(largest)] if largest else []
-    return found if report.stage == EVALUATION else [*found, *_would_have_fitted(report)]
+    sentences += ["largest: " + ", ".join(largest)] if largest else []
+    return sentences if report.stage == EVALUATION else [*sentences, *_would_have_fitted(report)]
 
 
 def _would_have_fitted(report: OutOfMemory) -> Iterator[str]:

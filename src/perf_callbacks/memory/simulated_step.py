@@ -98,7 +98,9 @@ class Simulation:
             self._follower.followed = (whole.allocations, passes)
             for _ in range(accumulated):
                 self._pass(ids)
-                gradients = sizes([one.grad for one in self.model.parameters() if one.grad is not None], _DEVICE)
+                gradients = sizes(
+                    [parameter.grad for parameter in self.model.parameters() if parameter.grad is not None], _DEVICE
+                )
                 passes.keep(gradients)
             self._follower.followed = (whole.allocations, update)
             self._optimizer.step()
@@ -107,7 +109,7 @@ class Simulation:
         finally:
             self._follower.followed = ()
             whole.end()
-        found = SimulatedStep(
+        step = SimulatedStep(
             parts=parts,
             passes=tuple(passes.high_moments()),
             optimizer_temporary=update.peak_bytes(),
@@ -117,7 +119,7 @@ class Simulation:
         )
         passes.end()
         update.end()
-        return found
+        return step
 
     def _pass(self, ids: torch.Tensor) -> None:
         with torch.autocast(_DEVICE, self._cast or torch.bfloat16, enabled=self._cast is not None):
@@ -145,17 +147,20 @@ class _Follower(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch lea
         if func is torch.ops.aten._local_scalar_dense.default:  # noqa: SLF001 the operation of `.item()`
             return True if args[0].dtype is torch.bool else 1
         out = _grouped(func, args, kwargs) if func in _GROUPED else func(*args, **kwargs)
-        for one in self.followed:
-            one.made(func, out, torch._C._current_graph_task_id() + 1)  # noqa: SLF001 there is no public name
+        for allocations in self.followed:
+            allocations.made(func, out, torch._C._current_graph_task_id() + 1)  # noqa: SLF001 there is no public name
         return out
 
 
-_GROUPED = {one.default for one in [getattr(torch.ops.aten, "_grouped_mm", None)] if one is not None}
+_GROUPED = {operation.default for operation in [getattr(torch.ops.aten, "_grouped_mm", None)] if operation is not None}
 """Products of a mixture of experts, which torch computes for fake tensors only in bfloat16."""
 
 
 def _grouped(func: Any, args: Any, kwargs: Any) -> Any:
-    halved = [one.bfloat16() if isinstance(one, torch.Tensor) and one.is_floating_point() else one for one in args]
+    halved = [
+        argument.bfloat16() if isinstance(argument, torch.Tensor) and argument.is_floating_point() else argument
+        for argument in args
+    ]
     return torch.empty_like(func(*halved, **kwargs), dtype=args[0].dtype)
 
 
@@ -165,6 +170,6 @@ def _bytes(module: nn.Module) -> int:
 
 def _layers(model: nn.Module) -> list[Any]:
     """Return the layers of the largest `nn.ModuleList` in which all have the same class."""
-    lists = [[*one] for one in model.modules() if isinstance(one, nn.ModuleList)]
-    alike = [one for one in lists if len(one) > 1 and len({type(layer) for layer in one}) == 1]
+    lists = [[*layers] for layers in model.modules() if isinstance(layers, nn.ModuleList)]
+    alike = [sequence for sequence in lists if len(sequence) > 1 and len({type(layer) for layer in sequence}) == 1]
     return max(alike, key=lambda layers: sum(_bytes(layer) for layer in layers), default=[])

@@ -58,11 +58,13 @@ class StepMemory:
         self._hook.remove()
         self.allocations.end()
 
-    def look(self, found: Iterable[Any]) -> None:
+    def look(self, optimizers: Iterable[Any]) -> None:
         """Without a hook: measure gradients after the optimizers' step; one that is gone counts as its weight."""
-        for optimizer in found:
-            trained = [one for one in _parameters(optimizer) if one.requires_grad]
-            self._note(self._gradients, [one if one.grad is None else one.grad for one in trained])
+        for optimizer in optimizers:
+            trained = [parameter for parameter in _parameters(optimizer) if parameter.requires_grad]
+            self._note(
+                self._gradients, [parameter if parameter.grad is None else parameter.grad for parameter in trained]
+            )
             self._optimizers.add(optimizer)
 
     def parts(self, model: nn.Module | None, step: int, allocator: Allocator | None) -> Memory:
@@ -72,7 +74,9 @@ class StepMemory:
         for optimizer in self._optimizers:
             self._note(state, tensors(optimizer.state), weights)  # state may share storage with weights
             # Some optimizers keep their state in attributes of their own.
-            others = weights | sizes([one.grad for one in _parameters(optimizer) if one.grad is not None], self._device)
+            others = weights | sizes(
+                [parameter.grad for parameter in _parameters(optimizer) if parameter.grad is not None], self._device
+            )
             self._note(state, tensors(getattr(optimizer, "__dict__", {})), others)
         made: dict[int, int] = {}  # by a closure that the optimizer ran after the hook, as in Lightning
         self._note(made, _gradients(model))
@@ -105,20 +109,23 @@ class StepMemory:
     def _steps(self, optimizer: Any, _args: object, _kwargs: object) -> None:
         try:
             if not self._failed and self._ours(optimizer):
-                self._note(self._gradients, [one.grad for one in _parameters(optimizer) if one.grad is not None])
+                self._note(
+                    self._gradients,
+                    [parameter.grad for parameter in _parameters(optimizer) if parameter.grad is not None],
+                )
                 self._optimizers.add(optimizer)
         except Exception as error:  # noqa: BLE001 optimizers may be anything
             self._failed = True
             let_pass(error)
 
     def _ours(self, optimizer: Any) -> bool:
-        return not self._trained or any(id(one) in self._trained for one in _parameters(optimizer))
+        return not self._trained or any(id(parameter) in self._trained for parameter in _parameters(optimizer))
 
     def _note(self, noted: dict[int, int], parts: Iterable[torch.Tensor], without: Container[int] = ()) -> None:
-        found = {key: size for key, size in sizes(parts, self._device).items() if key not in without}
-        followed = self.allocations.keep(found)
-        self._unfollowed.update({key: size for key, size in found.items() if key not in followed})
-        noted.update(found)
+        storages = {key: size for key, size in sizes(parts, self._device).items() if key not in without}
+        followed = self.allocations.keep(storages)
+        self._unfollowed.update({key: size for key, size in storages.items() if key not in followed})
+        noted.update(storages)
 
 
 def sizes(parts: Iterable[torch.Tensor], device: str) -> dict[int, int]:
@@ -128,11 +135,11 @@ def sizes(parts: Iterable[torch.Tensor], device: str) -> dict[int, int]:
 
 
 def _storages(parts: Iterable[torch.Tensor], device: str) -> list[Any]:
-    return [one.untyped_storage() for one in _plain(parts) if one.device.type == device]
+    return [tensor.untyped_storage() for tensor in _plain(parts) if tensor.device.type == device]
 
 
 def _gradients(model: nn.Module | None) -> list[torch.Tensor]:
-    return [] if model is None else [one.grad for one in model.parameters() if one.grad is not None]
+    return [] if model is None else [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
 
 
 def _plain(parts: Iterable[Any]) -> Iterator[torch.Tensor]:
@@ -147,4 +154,4 @@ def _plain(parts: Iterable[Any]) -> Iterator[torch.Tensor]:
 
 
 def _parameters(optimizer: Any) -> list[torch.Tensor]:
-    return [one for group in optimizer.param_groups for one in group["params"]]
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]

@@ -96,36 +96,36 @@ def on_device(work: Iterable[tuple[DeviceWork, TraceEvent]], host: Host) -> list
     operations = [call for call in host.calls if call.kind == "operation"]
     by_id = {_id(call.arguments.external_id) or 0: call for call in operations}
     linked = list[DeviceWork]()
-    for one, event in work:
+    for piece, event in work:
         arguments = event.args or NO_ARGUMENTS
-        one.launch = launches.get(_id(arguments.correlation) or 0)
+        piece.launch = launches.get(_id(arguments.correlation) or 0)
         number_of_call = _id(arguments.external_id) or _id(arguments.old_external_id)
         outside = by_id.get(number_of_call) if number_of_call else None
-        one.origin = host.call_site(one.launch)
-        if not one.origin.operations and outside is not None:
-            one.origin = host.call_site(outside)
-        one.kind = _kind(one)
-        linked.append(one)
+        piece.origin = host.call_site(piece.launch)
+        if not piece.origin.operations and outside is not None:
+            piece.origin = host.call_site(outside)
+        piece.kind = _kind(piece)
+        linked.append(piece)
     linked.sort(key=attrgetter("order"))
     streams = set[tuple[str, str]]()
-    for one in linked:
-        one.first = one.stream not in streams
-        streams.add(one.stream)
+    for piece in linked:
+        piece.first = piece.stream not in streams
+        streams.add(piece.stream)
     return linked
 
 
 def on_cpu(host: Host) -> list[DeviceWork]:
     """Operations in a DataLoader are left out."""
-    seen, found = set[int](), list[DeviceWork]()
+    seen, pieces = set[int](), list[DeviceWork]()
     for call, (start, end) in host.self_times:
         origin = host.call_site(call)
         if origin.in_data:
             continue
-        one = DeviceWork(start, end, call.name, stream=call.thread, origin=origin, continued=id(call) in seen)
+        piece = DeviceWork(start, end, call.name, stream=call.thread, origin=origin, continued=id(call) in seen)
         seen.add(id(call))
-        one.kind = _kind(one)
-        found.append(one)
-    return sorted(found, key=attrgetter("order"))
+        piece.kind = _kind(piece)
+        pieces.append(piece)
+    return sorted(pieces, key=attrgetter("order"))
 
 
 def _kind(work: DeviceWork) -> str:
@@ -136,5 +136,5 @@ def _kind(work: DeviceWork) -> str:
 
 
 def _id(value: object) -> int | None:
-    found = number(value)
-    return None if found is None else int(found)
+    identity = number(value)
+    return None if identity is None else int(identity)

@@ -64,7 +64,7 @@ class CallSite:
     @property
     def nodes(self) -> list[Call]:
         """The innermost first."""
-        return [one for one in self.operations if one.name.startswith(_BACKWARD)]
+        return [call for call in self.operations if call.name.startswith(_BACKWARD)]
 
 
 NOWHERE = CallSite()
@@ -106,8 +106,8 @@ class _Forward:
         if sequence is None:
             return None
         threads = [self._again[thread]] if len(nodes) > 1 else []
-        found = [made[sequence] for made in [*threads, *self._first.values()] if sequence in made]
-        return next(filter(None, found), None)
+        owners = [made[sequence] for made in [*threads, *self._first.values()] if sequence in made]
+        return next(filter(None, owners), None)
 
 
 def read(calls: Iterable[Call]) -> Host:
@@ -136,7 +136,7 @@ def _walk(host: Host, thread: Sequence[Call], forward: _Forward, backward: list[
         origin = _within(stack[-1][1] if stack else NOWHERE, call)
         if is_work(call):
             inner[id(call)] = []
-            outer = next((one for one, _ in reversed(stack) if id(one) in inner), None)
+            outer = next((enclosing for enclosing, _ in reversed(stack) if id(enclosing) in inner), None)
             if outer is not None:
                 inner[id(outer)].append(Interval(call.start, min(call.end, outer.end)))
         stack.append((call, origin))

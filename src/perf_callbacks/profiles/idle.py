@@ -41,8 +41,8 @@ def explain(
     data = union([(call.start, call.end) for call in host.calls if DATA.match(call.name)])
     collectives = union([(call.start, call.end) for call in host.calls if _is_collective(call)])
     collectives = without(collectives, data)
-    waits = [*_waits(host.calls, busy, {id(one.launch): one.start for one in work if one.by_copy_engine})]
-    starts = [one.start for one in work]
+    waits = [*_waits(host.calls, busy, {id(piece.launch): piece.start for piece in work if piece.by_copy_engine})]
+    starts = [piece.start for piece in work]
     late, line, place = 0.0, "", 0
     for gap in gaps:
         while place < len(waits) and waits[place][0].start <= gap.start:

@@ -63,13 +63,13 @@ def covered(intervals: Sequence[Interval], start: float, end: float) -> float:
     >>> covered([Interval(0, 2), Interval(3, 9)], 1, 5)
     3.0
     """
-    found = 0.0
+    total = 0.0
     for place in range(bisect_left(intervals, start, key=attrgetter("end")), len(intervals)):
-        one = intervals[place]
-        if one.start >= end:
+        interval = intervals[place]
+        if interval.start >= end:
             break
-        found += min(one.end, end) - max(one.start, start)
-    return found
+        total += min(interval.end, end) - max(interval.start, start)
+    return total
 
 
 def shares(work: Sequence[tuple[float, float, int]]) -> list[float]:
@@ -88,7 +88,7 @@ def shares(work: Sequence[tuple[float, float, int]]) -> list[float]:
             for edge in ((start, 1, place), (end, 0, place))
         ]
     )
-    found = [0.0] * len(work)
+    parts = [0.0] * len(work)
     running: dict[int, int] = {}  # intervals by rank
     passed: dict[int, float] = {}  # by rank, the time so far of an interval that runs all along
     last = 0.0
@@ -98,8 +98,8 @@ def shares(work: Sequence[tuple[float, float, int]]) -> list[float]:
             passed[first] = passed.get(first, 0.0) + (time - last) / running[first]
         last, rank = time, work[place][2]
         now = passed.get(rank, 0.0)
-        found[place] = -now if begins else found[place] + now
+        parts[place] = -now if begins else parts[place] + now
         running[rank] = running.get(rank, 0) + (1 if begins else -1)
         if not running[rank]:
             del running[rank]
-    return found
+    return parts

@@ -97,5 +97,5 @@ def of_kernel(name: str, operations: Iterable[str], *, in_optimizer: bool) -> st
     kind = of_name(name)
     if in_optimizer and kind != COMMUNICATION:
         return OPTIMIZER
-    found = [one for one in (kind, *map(of_name, operations)) if one is not None]
-    return next((one for one in found if one not in _PARTS), found[0] if found else OTHER)
+    groups = [group for group in (kind, *map(of_name, operations)) if group is not None]
+    return next((group for group in groups if group not in _PARTS), groups[0] if groups else OTHER)

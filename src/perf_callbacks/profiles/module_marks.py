@@ -22,10 +22,10 @@ def marks(model: nn.Module | None) -> Callable[[Patches], None]:
     weak = None if model is None else ref(model)
 
     def begin(patches: Patches) -> None:
-        found = None if weak is None else weak()
-        if found is not None:
+        marked = None if weak is None else weak()
+        if marked is not None:
             with suppress(Exception):
-                patches.replace(nn.Module, "__call__", partial(_marking, names(found)))
+                patches.replace(nn.Module, "__call__", partial(_marking, names(marked)))
 
     return begin
 
@@ -41,7 +41,7 @@ def levels(path: str) -> int:
     >>> levels(""), levels("lm_head"), levels("model.layers.*.mlp"), levels("layer1.0.conv1")
     (0, 1, 3, 2)
     """
-    return sum([one != "*" and not one.isdigit() for one in path.split(".")]) if path else 0
+    return sum([part != "*" and not part.isdigit() for part in path.split(".")]) if path else 0
 
 
 def _marking(called: Mapping[int, str], original: Callable[..., Any]) -> Callable[..., Any]:

@@ -208,7 +208,7 @@ class ProfileWatch(Observer):
 
     @override
     def summary(self) -> dict[str, tuple[Profile, ...]]:
-        return {"profiles": tuple([one.short() for one in [*self._profiles]])}
+        return {"profiles": tuple([profile.short() for profile in [*self._profiles]])}
 
     def tick(self, now: float) -> bool:  # noqa: ARG002 the watchdog calls with the time
         self._take_answers()

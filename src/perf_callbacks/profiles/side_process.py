@@ -46,9 +46,9 @@ def done(trace: Path, kept: Path, last: int) -> dict[str, str | None]:
     answer: dict[str, str | None] = {"profile": None, "trouble": None, "unkept": None}
     profile = None
     try:
-        found = events.read(trace, MOST_BYTES)
-        found.traceEvents = [one for one in found.traceEvents if one.name != f"ProfilerStep#{last + 1}"]
-        profile = reduction.reduce(found)
+        content = events.read(trace, MOST_BYTES)
+        content.traceEvents = [event for event in content.traceEvents if event.name != f"ProfilerStep#{last + 1}"]
+        profile = reduction.reduce(content)
     except Exception as error:  # noqa: BLE001 a trace may hold anything
         answer["trouble"] = str(error) or type(error).__name__
     try:

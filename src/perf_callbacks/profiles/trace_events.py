@@ -87,14 +87,14 @@ def read(path: Path, most_bytes: int = MOST_BYTES) -> Trace:
 def decode(data: bytes | bytearray) -> Trace:
     """Decode an object with the key `traceEvents`, or a list of events."""
     try:
-        found = msgspec.json.decode(data, type=Trace | list[TraceEvent])
+        content = msgspec.json.decode(data, type=Trace | list[TraceEvent])
     except msgspec.ValidationError:
         raise
     except (msgspec.DecodeError, UnicodeDecodeError):
         # Kineto does not escape all names: control characters, bytes that aren't UTF-8, NaN
         lenient = json.loads(data.decode(errors="replace"), strict=False)
-        found = msgspec.convert(lenient, type=Trace | list[TraceEvent])
-    return found if isinstance(found, Trace) else Trace(traceEvents=found)
+        content = msgspec.convert(lenient, type=Trace | list[TraceEvent])
+    return content if isinstance(content, Trace) else Trace(traceEvents=content)
 
 
 def _bytes(path: Path, most: int) -> bytearray:
@@ -122,7 +122,7 @@ def number(value: object) -> float | None:
     if isinstance(value, bool) or not isinstance(value, (int, float, str)):
         return None
     try:
-        found = float(value)
+        finite = float(value)
     except (ValueError, OverflowError):
         return None
-    return found if math.isfinite(found) else None
+    return finite if math.isfinite(finite) else None

@@ -98,7 +98,7 @@ class _Fit:
             pinned is None or len({term[axis] for term in law}) == 1 for axis, pinned in enumerate(self._pinned)
         )
         rivals = {term: _exactly({size: _power(size, term) for size in counts}, law) for term in _TERMS}
-        self._rivals = {term: found for term, found in rivals.items() if found is not None and term not in law}
+        self._rivals = {term: factors for term, factors in rivals.items() if factors is not None and term not in law}
         """Terms that fit as well as this law: if every counted batch has 1,000 tokens, a constant fits as well as a
         term that grows with them."""
 
@@ -140,12 +140,14 @@ def _solved(counts: Mapping[BatchSize, int], law: Law) -> tuple[Fraction, ...] |
     rows: dict[int, list[Fraction]] = {}  # by pivot column: 1 there, 0 in the pivot columns of all other rows
     for size, flops in counts.items():
         row = [Fraction(_power(size, term)) for term in law] + [Fraction(flops)]
-        for column, known in rows.items():
-            row = _minus(row, row[column], known)
+        for column, pivot_row in rows.items():
+            row = _minus(row, row[column], pivot_row)
         pivot = next((column for column in range(len(law)) if row[column]), None)
         if pivot is not None:
             row = [value / row[pivot] for value in row]
-            rows = {column: _minus(known, known[pivot], row) for column, known in rows.items()} | {pivot: row}
+            rows = {column: _minus(pivot_row, pivot_row[pivot], row) for column, pivot_row in rows.items()} | {
+                pivot: row
+            }
         if len(rows) == len(law):
             return tuple([rows[column][-1] for column in range(len(law))])
     return None

@@ -52,7 +52,7 @@ class ShapeTable:
         """Each count includes a share of the optimizer's FLOPs."""
         now = together(passes)
         self._optimizer = now.work.select(optimizer=True)
-        counts = [one._replace(work=one.work.select(optimizer=False)) for one in passes]
+        counts = [part._replace(work=part.work.select(optimizer=False)) for part in passes]
         by_shape = _shared(shapes, counts)
         if by_shape is None:
             keep(self._steps, alike(shapes), together(counts), MOST_COUNTS)
@@ -67,10 +67,10 @@ class ShapeTable:
         """Return the FLOPs of a step, with the optimizer's."""
         whole = self._steps.get(alike(shapes))
         counts = [whole] if whole is not None else [self.batch_work(shape) for shape in shapes]
-        known = [count for count in counts if count is not None]
-        if not known or len(known) < len(counts):
+        known_counts = [count for count in counts if count is not None]
+        if not known_counts or len(known_counts) < len(counts):
             return None
-        step = together(known)
+        step = together(known_counts)
         return step._replace(work=Work.sum([step.work, self._optimizer]))
 
     def batch_work(self, shape: ShapeKey) -> CountedWork | None:
@@ -109,8 +109,8 @@ class _Family:
             return None
         if size not in self._scaled:
             alike = self._alike(size)
-            found = self._scale(size) if not alike else alike[0] if len(alike) >= ENOUGH_VALUES else None
-            keep(self._scaled, size, found, MOST_COUNTS)
+            scaled = self._scale(size) if not alike else alike[0] if len(alike) >= ENOUGH_VALUES else None
+            keep(self._scaled, size, scaled, MOST_COUNTS)
         return self._scaled[size]
 
     def _alike(self, size: BatchSize) -> list[CountedWork]:
@@ -156,7 +156,7 @@ def _shared(shapes: Sequence[ShapeKey], passes: Sequence[CountedWork]) -> dict[S
     """Divide a step's FLOPs among its batch shapes. None if ambiguous."""
     if len(passes) == len(shapes):
         by_shape = dict(zip(shapes, passes, strict=True))
-        same = all(by_shape[shape].work.cells == one.work.cells for shape, one in zip(shapes, passes, strict=True))
+        same = all(by_shape[shape].work.cells == count.work.cells for shape, count in zip(shapes, passes, strict=True))
         return by_shape if same else None
     total = together(passes)
     if len(set(shapes)) > 1 or any(flops % len(shapes) for flops in total.work.cells.values()):
@@ -189,11 +189,11 @@ def extent(shape: ShapeKey) -> tuple[int, int]:
 
 
 def _guides(shape: ShapeKey) -> tuple[_Tensor, _Tensor | None]:
-    first = next((one for one in shape if one[0].rpartition(".")[2] == "input_ids"), None)
-    guide = first or next((one for one in shape if one[1]), ("", ()))
+    first = next((tensor for tensor in shape if tensor[0].rpartition(".")[2] == "input_ids"), None)
+    guide = first or next((tensor for tensor in shape if tensor[1]), ("", ()))
     rows = guide[1][:1]
-    others = [one for one in shape if one is not guide and len(one[1]) > 1 and one[1][:1] == rows]
-    named = [one for one in others if one[0].rpartition(".")[2] in _SECOND]
+    others = [tensor for tensor in shape if tensor is not guide and len(tensor[1]) > 1 and tensor[1][:1] == rows]
+    named = [tensor for tensor in others if tensor[0].rpartition(".")[2] in _SECOND]
     return guide, next(reversed(named or others), None)
 
 
@@ -205,4 +205,4 @@ def _template(name: str, sizes: tuple[int, ...], size: BatchSize, second: _Tenso
     lengths = {size.other: -3, size.length: -2}
     if second is not None and (name == second[0] or name.startswith("decoder_")):
         lengths = {size.length: -2, size.other: -3}  # if both lengths are equal, the last entry wins
-    return (-1, *[lengths.get(one, one) for one in sizes[1:]])
+    return (-1, *[lengths.get(length, length) for length in sizes[1:]])

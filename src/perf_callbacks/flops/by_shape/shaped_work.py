@@ -88,7 +88,7 @@ class ShapedWork(WorkModel):
     @property
     def source(self) -> str | None:
         """Of the FLOPs returned so far."""
-        return ", ".join([one for one in SOURCES if one in self._sources]) or None
+        return ", ".join([source for source in SOURCES if source in self._sources]) or None
 
     @property
     def varies(self) -> bool:
@@ -105,16 +105,16 @@ class ShapedWork(WorkModel):
 
     def summary(self, included: Totals, excluded: Mapping[str, int]) -> FlopsSummary:
         self._judge(included)
-        known = included.effort_steps
-        summary = self.unknowns.summary(included.steps, known, excluded)
-        if not known or self.varies:
+        known_steps = included.effort_steps
+        summary = self.unknowns.summary(included.steps, known_steps, excluded)
+        if not known_steps or self.varies:
             return summary
         summary = replace(
             summary,
             model_flops=included.effort.model_flops,
             hardware_flops=included.effort.hardware_flops,
             seconds=included.effort_seconds,
-            steps=known,
+            steps=known_steps,
         )
         if self.rating is None:
             return summary
@@ -224,10 +224,10 @@ class ShapedWork(WorkModel):
             return None
         if self.trainable_changed:
             trained, last = self._sure
-            known = self._effort(tuple(shapes), _each(calls, len(shapes)), trained) if step <= last else None
-            if known is None:
+            effort = self._effort(tuple(shapes), _each(calls, len(shapes)), trained) if step <= last else None
+            if effort is None:
                 self.unknowns.note("the trained parameters changed in some steps")
-            return known
+            return effort
         key = tuple(shapes), calls
         if key not in self._efforts:
             keep(self._efforts, key, self._effort(key[0], _each(calls, len(shapes)), self._trained), _MOST_KNOWN)
@@ -247,11 +247,11 @@ class ShapedWork(WorkModel):
     def _effort(self, shapes: tuple[ShapeKey, ...], each: Each, trained: Hashable) -> StepFlops | None:
         table = self._tables.get((trained, each))
         apart = len(each) == len(ONCE) or len(set(shapes)) == 1  # it is unknown which of unlike batches had a call
-        found = table.step_work(shapes) if table is not None and not self.varies and all(shapes) and apart else None
-        if found is None:
+        count = table.step_work(shapes) if table is not None and not self.varies and all(shapes) and apart else None
+        if count is None:
             return None
-        self._sources |= found.sources
-        work = found.work
+        self._sources |= count.sources
+        work = count.work
         return StepFlops(work.model_flops, work.hardware_flops) if self.rating is None else self.rating.effort(work)
 
     def _tell(self) -> None:

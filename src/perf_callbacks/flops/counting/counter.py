@@ -75,7 +75,7 @@ class FlopCounter(StackedMode):  # type: ignore[no-untyped-call] # torch leaves 
         self._begun: set[int] = set()  # backwards
         self._backwards = False
         hooks = modules._global_forward_pre_hooks, modules._global_forward_hooks  # noqa: SLF001 as below
-        self._hooks = [RemovableHandle(one) for one in hooks]
+        self._hooks = [RemovableHandle(registry) for registry in hooks]
 
     def __enter__(self) -> "FlopCounter":  # noqa: PYI034 Python 3.10 has no Self
         self.hook()
@@ -225,7 +225,9 @@ class FlopCounter(StackedMode):  # type: ignore[no-untyped-call] # torch leaves 
         if torch.is_grad_enabled() and not (self.inert or in_backward() or is_wrapped(types)):
             try:
                 operands = [*tensors(args)]
-                formula = self.observed.sort(func).formula if any(one.requires_grad for one in operands) else None
+                formula = (
+                    self.observed.sort(func).formula if any(operand.requires_grad for operand in operands) else None
+                )
                 if formula is not None and (factor := flops_per_real_flop(operands)):
                     cell = WorkKey("forward", number_format(operands, formula.kind), formula.kind)
                     flops = factor * formula.flops(*args, **kwargs, out_val=out)

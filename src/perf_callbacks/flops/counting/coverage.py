@@ -83,15 +83,15 @@ class Weights:
 
     def multiplied(self, operands: Iterable[torch.Tensor]) -> bool:
         """Return True if any operand is a weight."""
-        found = False
+        any_weight = False
         for operand in operands:
             weights = self.behind(operand)
-            found = found or bool(weights)
+            any_weight = any_weight or bool(weights)
             for weight in weights:
                 weight.source.multiplied = True
             if self._sharded and not weights:
                 self._remember(operand)
-        return found
+        return any_weight
 
     def _remember(self, operand: torch.Tensor) -> None:
         """The operand may be a gathered weight, which exists only while its module runs."""
@@ -103,7 +103,7 @@ class Weights:
     def passed(self, called: str, operands: Iterable[object], out: object, *, pointwise: bool) -> None:
         """Record an uncounted operation. Made of weights alone, its result counts as the weights in a product."""
         of = self._of
-        tensors = [one for one in operands if isinstance(one, torch.Tensor) and one.is_floating_point()]
+        tensors = [operand for operand in operands if isinstance(operand, torch.Tensor) and operand.is_floating_point()]
         for tensor in tensors:  # most operations involve no weight, and must cost little
             if stored_values(tensor).untyped_storage()._cdata in of:  # noqa: SLF001 as above
                 self._passed(called, tensors, out, pointwise=pointwise)

@@ -54,9 +54,9 @@ def name(operation: Any) -> str:
 
 def formula(operation: Any) -> Formula | None:
     called = name(operation)
-    found = _registered.get(called) or _OURS.get(called.removesuffix("_"))  # an operation in place costs the same
-    if found is not None:
-        return found
+    ours = _registered.get(called) or _OURS.get(called.removesuffix("_"))  # an operation in place costs the same
+    if ours is not None:
+        return ours
     packet = getattr(operation, "_overloadpacket", operation)
     flops = flop_counter.flop_registry.get(packet)
     if flops is None:

@@ -31,7 +31,12 @@ MOST_LINES = 40  # in a `flops` record; the last line sums up modules without th
 _CALL = nn.Module._call_impl.__code__  # noqa: SLF001 runs a module's forward and hooks; there is no public name
 _ENGINE = graph._engine_run_backward.__code__  # noqa: SLF001 runs a backward
 _STEP = next(
-    (one for one in Optimizer.profile_hook_step.__code__.co_consts if getattr(one, "co_name", "") == "wrapper"), None
+    (
+        constant
+        for constant in Optimizer.profile_hook_step.__code__.co_consts
+        if getattr(constant, "co_name", "") == "wrapper"
+    ),
+    None,
 )
 
 
@@ -111,12 +116,14 @@ class ModuleShares:
             return ()
         names = dict.fromkeys([*self._paths.modules, *self._flops, *self._activations])
         lines = [self._line(name) for name in names]
-        lines = sorted([one for one in lines if any(_weight(one)) or one.parameters is None], key=_weight, reverse=True)
+        lines = sorted(
+            [line for line in lines if any(_weight(line)) or line.parameters is None], key=_weight, reverse=True
+        )
         if len(lines) <= MOST_LINES:
             return tuple(lines)
-        kept = [one for one in lines if one.path in APART]
-        kept += [one for one in lines if one.path not in APART][: MOST_LINES - 1 - len(kept)]
-        rest = [one for one in lines if one not in kept]
+        kept = [line for line in lines if line.path in APART]
+        kept += [line for line in lines if line.path not in APART][: MOST_LINES - 1 - len(kept)]
+        rest = [line for line in lines if line not in kept]
         return (*sorted(kept, key=_weight, reverse=True), _sum(rest))
 
     def _line(self, path: str) -> ModuleWork:
@@ -160,8 +167,8 @@ class ModuleShares:
         number = running_node()
         if number is None:
             return None
-        found = self._nodes.get((thread, number))
-        return self._nodes.get((self._main, number)) if found is None else found
+        path = self._nodes.get((thread, number))
+        return self._nodes.get((self._main, number)) if path is None else path
 
     def _node(self, path: str) -> str:
         """A node exists before its operation runs. Without one, the newest is an earlier operation's."""
@@ -170,12 +177,12 @@ class ModuleShares:
 
     def _take_activations(self) -> None:
         """Keep only the largest sum of what is alive."""
-        self._storages = {key: one for key, one in self._storages.items() if not one[0].expired()}  # type: ignore[no-untyped-call] # torch leaves it so
-        found: Counter[str] = Counter()
+        self._storages = {key: storage for key, storage in self._storages.items() if not storage[0].expired()}  # type: ignore[no-untyped-call] # torch leaves it so
+        activations: Counter[str] = Counter()
         for _, size, path in self._storages.values():
-            found[path] += size
-        if found.total() > self._activations.total():
-            self._activations = found
+            activations[path] += size
+        if activations.total() > self._activations.total():
+            self._activations = activations
 
     def fail(self, error: Exception) -> None:
         self.active = False
@@ -200,8 +207,8 @@ def _storages(out: Any, places: tuple[int, ...] = _ALL) -> Iterator[Any]:
         if out.layout is torch.strided and not out.is_nested:
             yield unwrapped(out).untyped_storage()
     elif isinstance(out, list | tuple):
-        for one in out if places is _ALL or isinstance(out, list) else [out[place] for place in places]:
-            yield from _storages(one)
+        for part in out if places is _ALL or isinstance(out, list) else [out[place] for place in places]:
+            yield from _storages(part)
 
 
 def _weight(line: ModuleWork) -> tuple[int, int, int]:

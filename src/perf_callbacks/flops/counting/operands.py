@@ -33,7 +33,7 @@ def matrices(module: nn.Module) -> list[torch.Tensor]:
     if isinstance(module, nn.Embedding | nn.EmbeddingBag):
         return []
     own = module._parameters.values()  # noqa: SLF001 `parameters` drops a weight that occurs twice
-    return [one for one in own if one is not None and one.dim() >= _MATRIX]
+    return [weight for weight in own if weight is not None and weight.dim() >= _MATRIX]
 
 
 def are_batched(operands: list[torch.Tensor]) -> bool:
@@ -55,7 +55,9 @@ def flops_per_real_flop(operands: list[torch.Tensor]) -> int:
 
 def number_format(operands: list[torch.Tensor], kind: Kind) -> str:
     """Return the dtype of the multiplied numbers, for complex ones that of their real parts."""
-    operand = next((one for one in operands if one.is_floating_point() or one.is_complex()), operands[0])
+    operand = next(
+        (candidate for candidate in operands if candidate.is_floating_point() or candidate.is_complex()), operands[0]
+    )
     dtype = operand.dtype.to_real()
     single = dtype is torch.float32 and not operand.is_cpu
     if single and devices.of(operand.device).multiplies_in_tf32(convolution=kind == "convolution"):
@@ -70,13 +72,15 @@ def computed_share(args: tuple[Any, ...]) -> float | None:
     because causal attention counts in full.
     """
     # The fields of a `BlockMask` end with the size of a block in queries, the size in keys, and a function.
-    mask: Any = next((one for one in args if isinstance(one, tuple) and one and callable(one[-1])), None)
+    mask: Any = next(
+        (argument for argument in args if isinstance(argument, tuple) and argument and callable(argument[-1])), None
+    )
     queries, keys = args[0].shape[-2], args[1].shape[-2]
     if mask is None or (mask[-3] >= queries and mask[-2] >= keys):  # a single block: there is no mask
         return 1.0
-    fields: list[Any] = [one for one in mask if not isinstance(one, int)]  # since torch 2.6, two lengths come first
-    blocks = [one for one in fields[:3:2] if one is not None]  # blocks in which some pairs are computed, or all
-    if any(isinstance(one, FakeTensor) or not one.is_cpu for one in blocks):
+    fields: list[Any] = [part for part in mask if not isinstance(part, int)]  # since torch 2.6, two lengths come first
+    blocks = [part for part in fields[:3:2] if part is not None]  # blocks in which some pairs are computed, or all
+    if any(isinstance(part, FakeTensor) or not part.is_cpu for part in blocks):
         return None
     computed: Any = sum(blocks)
     if queries == keys and bool((computed == torch.arange(1, computed.shape[-1] + 1)).all()):

@@ -81,7 +81,9 @@ def _in_closure(step: FrameType) -> bool:
     arguments, named = step.f_locals.get("args", ()), step.f_locals.get("kwargs", {})
     closure = named.get("closure", arguments[1] if len(arguments) > 1 else None)
     code = _code(closure)
-    return code is not None and any(frame.f_code is code for frame in takewhile(lambda one: one is not step, callers()))
+    return code is not None and any(
+        frame.f_code is code for frame in takewhile(lambda caller: caller is not step, callers())
+    )
 
 
 def _code(closure: Any) -> CodeType | None:

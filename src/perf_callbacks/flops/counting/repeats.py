@@ -107,10 +107,13 @@ def _storages(values: Iterable[Any]) -> Iterator[int]:
 
 def _sizes(operands: list[torch.Tensor]) -> _Sizes:
     """Return each factor's sizes, without the rows of the first, and True if it is transposed."""
-    matrices = [one for one in operands if not one.is_nested and one.dim() >= _MATRIX]
+    matrices = [operand for operand in operands if not operand.is_nested and operand.dim() >= _MATRIX]
     return tuple(
-        (tuple(one.shape)[place == 0 :], one.layout is torch.strided and one.stride(-1) > one.stride(-2))
-        for place, one in enumerate(matrices)
+        (
+            tuple(operand.shape)[place == 0 :],
+            operand.layout is torch.strided and operand.stride(-1) > operand.stride(-2),
+        )
+        for place, operand in enumerate(matrices)
     )
 
 

@@ -83,14 +83,14 @@ def measure(
 ) -> dict[str, MeasuredPeak]:
     """Unsupported dtypes are left out. `cpu_clock` is None if the system's is too coarse, as on Windows."""
     wanted = [name for name in dict.fromkeys(dtypes) if name in DTYPES]
-    found: dict[str, MeasuredPeak] = {}
+    peaks: dict[str, MeasuredPeak] = {}
     with torch.no_grad():
         for name in wanted:
             cpu = cpu_clock if device.type == "cpu" else None
             peak = _search(make(device, DTYPES[name]), seconds / len(wanted), clock, cpu)
             if peak is not None:
-                found[name] = peak
-    return found
+                peaks[name] = peak
+    return peaks
 
 
 def _search(
@@ -98,7 +98,7 @@ def _search(
 ) -> MeasuredPeak | None:
     """The sizes get equal parts of the time. It ends early if a round would take too long or memory is short."""
     part, threads = seconds / len(rounds.sizes), torch.get_num_threads()
-    found: list[MeasuredPeak] = []
+    peaks: list[MeasuredPeak] = []
     shortest = 0.0
     with suppress(RuntimeError):  # dtype not supported, or out of memory
         for size in rounds.sizes:
@@ -106,8 +106,8 @@ def _search(
                 break
             shortest, cpu_seconds = _shortest(rounds, size, part, clock, cpu_clock)
             if cpu_clock is None or MOST * threads < cpu_seconds / shortest <= INEXACT * (os.cpu_count() or threads):
-                found.append(MeasuredPeak(flops_per_second=rounds.flops(size) / shortest, size=size))
-    return max(found, key=lambda peak: peak.flops_per_second, default=None)
+                peaks.append(MeasuredPeak(flops_per_second=rounds.flops(size) / shortest, size=size))
+    return max(peaks, key=lambda peak: peak.flops_per_second, default=None)
 
 
 def _shortest(

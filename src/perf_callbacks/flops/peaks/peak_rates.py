@@ -96,22 +96,22 @@ def near(device: str) -> list[str]:
     >>> near("H100")
     ['NVIDIA H100 80GB HBM3', 'NVIDIA H100 NVL', 'NVIDIA H100 PCIe']
     """
-    known = {_name(row.called): row.called for row in DEVICES}
+    devices = {_name(row.called): row.called for row in DEVICES}
     words = {*_name(device).split()}
     if not words or "mig" in words:
         return []
-    alike = [called for name, called in known.items() if words <= {*name.split()}]
+    alike = [called for name, called in devices.items() if words <= {*name.split()}]
     if not alike:
         model = _model(_name(device))
-        together = {name.replace(" ", ""): called for name, called in known.items() if _model(name) == model}
+        together = {name.replace(" ", ""): called for name, called in devices.items() if _model(name) == model}
         alike = [together[name] for name in difflib.get_close_matches("".join(_name(device).split()), together, n=1)]
     return sorted(alike)[:3]
 
 
 def _model(name: str) -> str | None:
     """Return the model in a device name, such as "b200" in "b 200"."""
-    found = re.search(r"(\b[a-z]+ ?)?\d[a-z0-9]*", name)
-    return None if found is None else found[0].replace(" ", "")
+    match = re.search(r"(\b[a-z]+ ?)?\d[a-z0-9]*", name)
+    return None if match is None else match[0].replace(" ", "")
 
 
 def unknown(device: str) -> str:

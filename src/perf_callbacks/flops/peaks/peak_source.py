@@ -34,10 +34,10 @@ def find(device: torch.device, dtypes: Iterable[str], config: PerfConfig) -> Pea
         return peaks.given(config.peak_tflops)
     here = devices.of(device)
     built = here.features()
-    known = None if device.type == "cpu" else peaks.lookup(here.name, built.multiprocessors, built.architecture)
-    if config.measure_peak == "off" or (known is not None and config.measure_peak == "auto") or crowded(device):
-        return known
-    return measured_peaks(device, dtypes, local_rank=local_rank(os.environ)) or known
+    published = None if device.type == "cpu" else peaks.lookup(here.name, built.multiprocessors, built.architecture)
+    if config.measure_peak == "off" or (published is not None and config.measure_peak == "auto") or crowded(device):
+        return published
+    return measured_peaks(device, dtypes, local_rank=local_rank(os.environ)) or published
 
 
 def crowded(device: torch.device) -> str | None:
@@ -45,10 +45,10 @@ def crowded(device: torch.device) -> str | None:
     if device.type != "cpu":
         return None
     threads, cpus, limit = torch.get_num_threads(), allowed_cpus(), topology.quota(Path("/"))
-    found = min([number for number in (cpus, limit) if number is not None], default=math.inf)
-    if threads <= found:
+    free = min([number for number in (cpus, limit) if number is not None], default=math.inf)
+    if threads <= free:
         return None
-    return f"the peak of the CPU is not measured: torch has {threads} threads for {found:g} CPU{'s' * (found != 1)}"
+    return f"the peak of the CPU is not measured: torch has {threads} threads for {free:g} CPU{'s' * (free != 1)}"
 
 
 def cache_file(device: torch.device, directory: Path | None = None) -> Path:
@@ -68,8 +68,8 @@ def read(path: Path) -> dict[str, MeasuredPeak]:
     """Return nothing if the file is older than a day, missing or unreadable."""
     with suppress(OSError, ValueError, msgspec.DecodeError, RecursionError):
         if abs(unix_time() - path.stat().st_mtime) <= FRESH_SECONDS:  # a clock may have been ahead
-            found = msgspec.json.decode(path.read_bytes(), type=dict[str, MeasuredPeak])
-            return {name: peak for name, peak in found.items() if peak.flops_per_second > 0}
+            peaks = msgspec.json.decode(path.read_bytes(), type=dict[str, MeasuredPeak])
+            return {name: peak for name, peak in peaks.items() if peak.flops_per_second > 0}
     return {}
 
 
@@ -92,16 +92,16 @@ def measured_peaks(
     measure: Callable[[torch.device, Iterable[str]], dict[str, MeasuredPeak]] = matmul_peak.measure,
 ) -> Peaks | None:
     path = cache_file(device, directory)
-    known = _KNOWN.setdefault(path, {})
+    remembered = _KNOWN.setdefault(path, {})
     names = [name for name in map(canonical, dtypes) if name in matmul_peak.DTYPES]
-    if missing := [name for name in names if name not in known]:
-        known.update(read(path))
-        missing = [name for name in missing if name not in known]
+    if missing := [name for name in names if name not in remembered]:
+        remembered.update(read(path))
+        missing = [name for name in missing if name not in remembered]
         if missing and (local_rank == 0 or device.type != "cpu"):
-            known.update(measure(device, missing))
-            write(path, known)
-    found = {name: known[name] for name in names if name in known}
-    return _described(found, device) if found else None
+            remembered.update(measure(device, missing))
+            write(path, remembered)
+    chosen = {name: remembered[name] for name in names if name in remembered}
+    return _described(chosen, device) if chosen else None
 
 
 def forget(device: torch.device, directory: Path | None = None) -> None:
@@ -111,10 +111,10 @@ def forget(device: torch.device, directory: Path | None = None) -> None:
         path.unlink(missing_ok=True)
 
 
-def _described(found: Mapping[str, MeasuredPeak], device: torch.device) -> Peaks:
-    by_dtype = {name: it.flops_per_second for name, it in found.items()}
+def _described(measured: Mapping[str, MeasuredPeak], device: torch.device) -> Peaks:
+    by_dtype = {name: it.flops_per_second for name, it in measured.items()}
     rates = ", ".join(
-        f"{name} {it.flops_per_second / TERA:.3g} TFLOPS at {it.size} x {it.size}" for name, it in found.items()
+        f"{name} {it.flops_per_second / TERA:.3g} TFLOPS at {it.size} x {it.size}" for name, it in measured.items()
     )
     name, threads = devices.of(device).name, torch.get_num_threads()
     on = f"cpu with {threads} thread{'s' * (threads > 1)}" if name == "cpu" else name

@@ -64,14 +64,13 @@ class AcceleratorSession:
 
     @property
     def state(self) -> dict[str, Any]:
-        """To save with a checkpoint, from the current fit or else the previous one."""
         return dict(self._state) if self.watch is None else self.watch.recorder.state
 
     @fails_open
     def see(self, prepared: object) -> None:
-        for one in self._prepared.see(prepared):
+        for member in self._prepared.see(prepared):
             if self.watch is not None:
-                self.watch.add(one)
+                self.watch.add(member)
 
     @fails_open
     def fetch(self, loader: object) -> None:
@@ -170,7 +169,6 @@ class AcceleratorSession:
             self._detach()
 
     def _conclude(self, failure: str | BaseException | None = None) -> None:
-        """End the fit. Unless it failed, show its card, and log its averages with the program's trackers."""
         accelerator = self._accelerator()
         trackers: list[Any] = []
         averages: Mapping[str, float] | None = None

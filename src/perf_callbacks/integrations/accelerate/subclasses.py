@@ -22,7 +22,7 @@ def watched(kind: Any, members: Mapping[str, object]) -> type:
         function, arguments, *rest = reduced
         if function is NEW:  # pickle wants `__newobj__` to make an object of the same class
             function = kind.__new__
-        return function, tuple(kind if one is made else one for one in arguments), *rest
+        return function, tuple(kind if argument is made else argument for argument in arguments), *rest
 
     names = {name: getattr(kind, name) for name in ("__module__", "__qualname__", "__doc__")}
     made = type(kind.__name__, (kind,), names | {"__reduce_ex__": __reduce_ex__} | dict(members))
@@ -35,9 +35,9 @@ def put_on(owner: object, made: type) -> Callable[[], None]:
     become = vars(object)["__class__"].__set__  # accelerate's loaders have a read-only property `__class__`
 
     def take_off() -> None:
-        found = reference()
-        if found is not None and type(found) is made:  # otherwise other code has put another class on top
-            become(found, kind)
+        owned = reference()
+        if owned is not None and type(owned) is made:  # otherwise other code has put another class on top
+            become(owned, kind)
 
     become(owner, made)
     return take_off

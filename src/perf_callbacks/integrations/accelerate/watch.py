@@ -64,8 +64,8 @@ class AcceleratedWatch(LoopWatch):
         super().install()
         _know_signature(self._optimizer)
         self._watch_accelerator(self._kind)
-        for one in self._prepared:
-            self.add(one)
+        for member in self._prepared:
+            self.add(member)
 
     def add(self, prepared: object) -> None:
         """Only the steps of the first prepared optimizer count."""
@@ -111,13 +111,12 @@ class AcceleratedWatch(LoopWatch):
         return any(model.training for model in self._decisive)
 
     def call(self, model: nn.Module) -> bool:
-        """Return True if the call belongs to the stage `forward`."""
         self._begin_late()
         gradients = is_grad_enabled()
         if model.training and gradients:
             if id(model) not in self._trained:
                 self._trained.add(id(model))
-                self._decisive = [one for one in self._models if id(one) in self._trained]
+                self._decisive = [watched_model for watched_model in self._models if id(watched_model) in self._trained]
             self._end_evaluation()
             return True
         if self.evaluating:
@@ -154,27 +153,27 @@ class AcceleratedWatch(LoopWatch):
         """Read a batch at once, because the loop may change it before the training."""
         try:
             reader = self._reader
-            found = None  # as `BatchReader.read`, without its frame
+            reading = None  # as `BatchReader.read`, without its frame
             if reader.by_shapes:
                 try:
-                    found = reader.by_shapes.get(
+                    reading = reader.by_shapes.get(
                         tuple(map(shape_of, batch))
                         if type(batch) in ROWS
                         else (*batch.keys(), *map(shape_of, batch.values()))
                     )
                 except UNREADABLE as error:
                     let_pass(error)
-            if found is None:
-                found = reader.read(batch)
+            if reading is None:
+                reading = reader.read(batch)
             for calls in self._calls:
                 if calls.model._compiled_call_impl is not calls.compiled:  # noqa: SLF001 torch has no other way to tell
                     calls.again()
             if get_ident() != self.thread:
-                self.recorder.add(found)
+                self.recorder.add(reading)
                 return
             self.in_backward, self.optimizing = False, 0
             if self.evaluating:
-                self._doubtful = id(loader), found
+                self._doubtful = id(loader), reading
                 return
             if self._learned:  # a batch not trained on by now was skipped, or fetched early
                 self._learned = False
@@ -184,9 +183,9 @@ class AcceleratedWatch(LoopWatch):
                 self._ahead = False
             waiting = self._pending.setdefault(id(loader), [])
             if waiting or len(self._pending) > 1:
-                self._wait_beside(id(loader), batch, found)
+                self._wait_beside(id(loader), batch, reading)
             else:
-                waiting.append((found, ()))
+                waiting.append((reading, ()))
             self.ran = False
             self.tape.write((_OTHER, self.clock()))
         except Exception as error:  # noqa: BLE001 an observer never ends the run
@@ -211,13 +210,13 @@ class AcceleratedWatch(LoopWatch):
                 engine = self.engine
                 for waiting in self._pending.values():
                     if waiting:  # as `Recorder.add`, without its frame
-                        found, _ = waiting.pop()
+                        reading, _ = waiting.pop()
                         if not engine.open_spans:
-                            engine.batches.append(found)
+                            engine.batches.append(reading)
                 if len(engine.batches) >= engine.relieve_at:
                     engine.relieve()
             else:
-                self._count([one for one in (*args, *kwargs.values()) if hasattr(one, "grad_fn")])
+                self._count([argument for argument in (*args, *kwargs.values()) if hasattr(argument, "grad_fn")])
             if self.evaluating or self.late:
                 self.turn(_BACKWARD)
             else:
@@ -240,14 +239,14 @@ class AcceleratedWatch(LoopWatch):
             self.fail(error)
         super().begins_backward(root)
 
-    def _wait_beside(self, loader: int, batch: object, found: Batch) -> None:
+    def _wait_beside(self, loader: int, batch: object, reading: Batch) -> None:
         """If a model was called since the previous batch was fetched, that one was used."""
         waiting = self._pending[loader]
         if self.ran and waiting:
             taken = self._taken.setdefault(loader, [])
             taken.append((self._start, waiting.pop()[0]))
             self._start, self._ahead = next_start(len(taken)), True
-        waiting.append((found, identify(batch)))
+        waiting.append((reading, identify(batch)))
         del waiting[:-MOST_PENDING]
         self.several = self.several or len(waiting) > 1
 
@@ -260,10 +259,10 @@ class AcceleratedWatch(LoopWatch):
         for loader, waiting in self._pending.items():
             taken = self._taken.get(loader, [])
             if len(waiting) > 1 or (waiting and taken):
-                found, newest = take(waiting, arguments, again=bool(taken), alone=len(self._pending) == 1)
-                if found:
+                batches, newest = take(waiting, arguments, again=bool(taken), alone=len(self._pending) == 1)
+                if batches:
                     start = next_start(len(taken)) if taken else FIRST
-                    self._taken[loader] = taken + [(start, one) for one in found]
+                    self._taken[loader] = taken + [(start, batch) for batch in batches]
                     self._ahead = not newest
 
     def _count(self, root: object) -> None:
@@ -277,12 +276,12 @@ class AcceleratedWatch(LoopWatch):
             elif waiting and (self.ran or not taken):
                 taken.append((self._start, waiting.pop()[0]))
             starts = reached(root, [start for start, _ in taken]) if len(taken) > 1 else {start for start, _ in taken}
-            for start, found in taken:
+            for start, batch in taken:
                 if start in starts:
-                    self.recorder.add(found)
+                    self.recorder.add(batch)
                     counted = True
             if len(starts) < len({start for start, _ in taken}):  # another backward may reach the rest
-                self._taken[loader] = [one for one in taken if one[0] not in starts]
+                self._taken[loader] = [pair for pair in taken if pair[0] not in starts]
         self._last_call, self._start, self.ran = (), FIRST, False
         self.several = any([len(waiting) > 1 for waiting in self._pending.values()])
         if self._doubtful is not None and not counted:
@@ -325,6 +324,6 @@ def _know_signature(optimizer: object) -> None:
     ours: Any = getattr(vars(optimizer).get("zero_grad"), "__func__", None)
     inner = getattr(ours, "__wrapped__", None)
     if inner is not None:
-        known: Any = functools.partial(inner)
-        known.__signature__ = inspect.signature(inner)
-        ours.__wrapped__ = known
+        signed: Any = functools.partial(inner)
+        signed.__signature__ = inspect.signature(inner)
+        ours.__wrapped__ = signed

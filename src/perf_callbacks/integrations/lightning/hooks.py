@@ -150,7 +150,6 @@ class LightningHooks(CallbackBase):
             self._close()
 
     def _prepare(self, trainer: Any, strategy: Any) -> None:
-        """Apply what must be applied before the trainer prepares its loaders."""
         source = getattr(getattr(trainer.fit_loop, "_data_source", None), "instance", None)  # a loader or a data module
         ways = Batches(
             copied_aside=True,
@@ -261,27 +260,27 @@ def _directory(trainer: Any) -> Path:
     """
     for logger in trainer.loggers if trainer.global_rank == 0 else ():
         for name in ("log_dir", "save_dir"):
-            found = None
+            path = None
             with guard(let_pass):  # a logger of the user's own may answer as it likes
-                found = getattr(logger, name, None)
-            if isinstance(found, str | os.PathLike) and str(found) and "://" not in str(found):
-                return Path(found)
+                path = getattr(logger, name, None)
+            if isinstance(path, str | os.PathLike) and str(path) and "://" not in str(path):
+                return Path(path)
     root = str(trainer.default_root_dir)
     return Path() if "://" in root else Path(root)
 
 
 def _setup(trainer: Any) -> Setup:
     loaders = flat(trainer.train_dataloader)
-    known: dict[str, Any] = {}
+    facts: dict[str, Any] = {}
     with guard(let_pass):  # a strategy of the user's own may be anything
-        known = {name: getattr(options, name)(trainer) for name in ("rarer", "fusible")}
-        known["options"] = options.effective(trainer)
+        facts = {name: getattr(options, name)(trainer) for name in ("rarer", "fusible")}
+        facts["options"] = options.effective(trainer)
     return Setup(
         optimizers=tuple(trainer.optimizers),
         loaders=loaders,
         called=trainer.strategy.model,
         log_every=trainer.log_every_n_steps or None,
-        **known,
+        **facts,
     )
 
 

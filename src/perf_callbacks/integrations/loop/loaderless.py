@@ -55,13 +55,13 @@ class LoaderlessWatch(LoopWatch):
             self._reported = True
             self.recorder.engine.batches.clear()
         self.first_batch.see(batch)
-        found = self.recorder.reader.read(batch)
+        reading = self.recorder.reader.read(batch)
         early, self._amounts = self._amounts, (None, None)
         samples, tokens = [
-            _more(known if amount is None else amount, before or None)
-            for amount, known, before in zip(amounts, found[:2], early, strict=True)
+            _more(read if amount is None else amount, before or None)
+            for amount, read, before in zip(amounts, reading[:2], early, strict=True)
         ]
-        self.recorder.add(found._replace(samples=samples, tokens=tokens))
+        self.recorder.add(reading._replace(samples=samples, tokens=tokens))
 
     def _report_amounts(self, samples: int | None, tokens: int | None) -> None:
         batches = self.recorder.engine.batches
@@ -85,7 +85,7 @@ class LoaderlessWatch(LoopWatch):
             self.optimizing = 0
         if self._reported or self.spans:
             return
-        numbered = {str(number): one for number, one in enumerate(args)}
+        numbered = {str(number): argument for number, argument in enumerate(args)}
         batch = args[0] if len(args) == 1 and not kwargs else {**numbered, **kwargs}
         self.first_batch.see(batch)
         shape = self.recorder.reader.read(batch).shape
@@ -116,5 +116,5 @@ def _amount(name: str, amount: Any) -> int | None:
 _warned: set[str] = set()  # arguments of `perf.batch` for which a wrong number was logged
 
 
-def _more(known: int | None, reported: int | None) -> int | None:
-    return known if reported is None else plus(known or 0, reported)
+def _more(total: int | None, reported: int | None) -> int | None:
+    return total if reported is None else plus(total or 0, reported)

@@ -92,8 +92,8 @@ class LoopUsage(Observer):
             return
         self._due = NEVER
         steps = step - watch.recorder.run.step
-        said = f"{steps} optimizer step{'s' if steps > 1 else ''}"
+        count = f"{steps} optimizer step{'s' if steps > 1 else ''}"
         if self._has_loader and not watch.recorder.reader.has_read:
-            log.warning(self._sentences.no_batch, said)
+            log.warning(self._sentences.no_batch, count)
         if not watch.called:
-            log.warning(self._sentences.no_call, said)
+            log.warning(self._sentences.no_call, count)

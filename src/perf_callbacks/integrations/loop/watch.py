@@ -77,7 +77,6 @@ class LoopWatch(Loop):
         self._watch_model(self._model)
 
     def turn(self, stage: Stage, *_: object) -> None:
-        """Begin a stage of training, which ends an evaluation that a watched call has begun."""
         if get_ident() != self.thread:
             return
         try:
@@ -97,27 +96,27 @@ class LoopWatch(Loop):
             batch: Any  # of type `B`, whose attributes are unknown
             for batch in loader:
                 try:
-                    found = None
+                    reading = None
                     if engine.takes_batches and reader.by_shapes:  # as `Recorder.batch`, without its frame
                         try:
-                            found = reader.by_shapes.get(
+                            reading = reader.by_shapes.get(
                                 tuple(map(shape_of, batch))
                                 if type(batch) in ROWS
                                 else (*batch.keys(), *map(shape_of, batch.values()))
                             )
                         except UNREADABLE as error:
                             let_pass(error)
-                    if found is None and recorder.active and not engine.open_spans:
+                    if reading is None and recorder.active and not engine.open_spans:
                         if first_batch.wanted:
                             first_batch.see(batch)
-                        found = reader.read(batch)
+                        reading = reader.read(batch)
                         if len(engine.batches) >= engine.relieve_at:
                             engine.relieve()
-                    if found is not None:
+                    if reading is not None:
                         if waiting:
-                            self._wait(batch, found)
+                            self._wait(batch, reading)
                         else:
-                            waiting.append((found, ()))
+                            waiting.append((reading, ()))
                     if here:
                         for calls in self._calls:
                             if calls.model._compiled_call_impl is not calls.compiled:  # noqa: SLF001 nothing public
@@ -147,7 +146,6 @@ class LoopWatch(Loop):
 
     @contextmanager
     def span(self, kind: str) -> Iterator[None]:
-        """The block's time belongs to no step."""
         self.turn(_OTHER)
         self.spans += 1
         self.recorder.begin_span(kind)
@@ -158,7 +156,6 @@ class LoopWatch(Loop):
             self.recorder.end_span()
 
     def call(self, model: nn.Module) -> bool:
-        """Return True if the call belongs to the stage `forward`."""
         self._begin_late()
         if not (is_grad_enabled() or self.spans):
             if not model.training:
@@ -181,9 +178,9 @@ class LoopWatch(Loop):
     def _watch_model(self, model: nn.Module) -> None:
         self._calls.append(ModelCalls(self.recorder, self, model, self._inputs))
 
-    def _wait(self, batch: Any, found: Batch) -> None:
+    def _wait(self, batch: Any, reading: Batch) -> None:
         """Drop batches older than the newest one that the model got, unless another thread fetches."""
-        self.waiting.append((found, identify(batch)))
+        self.waiting.append((reading, identify(batch)))
         self.several = True
         if get_ident() == self.thread:
             del self.waiting[: -1 if self._took_newest else -MOST_WAITING]
@@ -210,9 +207,9 @@ class LoopWatch(Loop):
         if len(starts) > len(self.engine.batches):
             self._merged()
         elif len(starts) > 1:
-            found = reached(root, starts)
+            reached_starts = reached(root, starts)
             batches = self.engine.batches[-len(starts) :]
-            others = [place for place, start in enumerate(starts) if start not in found]
+            others = [place for place, start in enumerate(starts) if start not in reached_starts]
             trained = [batch for place, batch in enumerate(batches) if place not in others]
             self.engine.batches[-len(starts) :] = trained + [batches[place] for place in others]
             self.starts += [starts[place] for place in others]  # another backward may reach these
