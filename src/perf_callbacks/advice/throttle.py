@@ -3,7 +3,7 @@
 from perf_callbacks.advice.facts import Facts, Measured, finding, timed
 from perf_callbacks.kernel.process import counters
 from perf_callbacks.kernel.records.fit_records import Finding
-from perf_callbacks.memory.device_readings import HEAT, Lowered
+from perf_callbacks.memory.device_readings import HEAT, ClockLimit
 
 CAUSE = "throttle"
 
@@ -44,7 +44,7 @@ def throttled(facts: Facts, _measured: Measured) -> Finding | None:
     return max(filter(None, reasons), key=lambda finding: finding.share or 0.0, default=None)
 
 
-def _finding(cause: str, lowered: Lowered, readings: int) -> Finding | None:
+def _finding(cause: str, lowered: ClockLimit, readings: int) -> Finding | None:
     share: float | None = lowered.lost / readings
     if cause == counters.POWER_CAP:
         limit, default = lowered.limit_watts, lowered.default_limit_watts

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterable, Sequence
 
-from perf_callbacks.flops.known_work.shaped_work import CLOSED_FORM, COPY
+from perf_callbacks.flops.by_shape.shaped_work import CLOSED_FORM, COPY
 from perf_callbacks.flops.unknown_reasons import checked
 from perf_callbacks.kernel.plural import plural
 from perf_callbacks.kernel.records.fit_records import (
