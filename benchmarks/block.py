@@ -28,7 +28,7 @@ from perf_callbacks.kernel.engine.stages import Stage
 from perf_callbacks.kernel.engine.steps import BLOCK
 from perf_callbacks.kernel.fit.place import Place
 from perf_callbacks.kernel.fit.recorder import Recorder
-from perf_callbacks.kernel.settings.in_force import resolve
+from perf_callbacks.kernel.settings.resolution import resolve
 
 STAGES = (Stage.DATA, Stage.OTHER, Stage.FORWARD, Stage.OTHER, Stage.BACKWARD, Stage.UNDECIDED, Stage.OPTIMIZER)
 

@@ -91,7 +91,7 @@ def device_of(kind: str) -> torch.device:
 def run(parts: Iterable[Part], bench: Bench, out: Path | None) -> int:
     """Print each part, and write all so far; how many failed."""
     small = ", in a small form whose numbers mean nothing" if bench.quick else ""
-    title = f"# Measured on {device.of(bench.device).name}{small}\n"
+    title = f"# Measured on {device.device_at(bench.device).name}{small}\n"
     failed, report = 0, [title, f"`python benchmarks/gpu.py`, {time.strftime('%Y-%m-%d')}, torch {torch.__version__}\n"]
     for part in parts:
         began = time.perf_counter()

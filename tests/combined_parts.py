@@ -22,5 +22,5 @@ PART = Part(
 def combine(parts, missing=()):
     """Combine one part of each rank that isn't missing, in any order, into one window, if there is one."""
     combination = Combination()
-    combination.add([Bundle.of(part) for part in parts])
+    combination.add([Bundle.from_part(part) for part in parts])
     return combination.window(missing)

@@ -20,7 +20,7 @@ from perf_callbacks.kernel.fit.item import Fit
 from perf_callbacks.kernel.process.patches import Patches
 from perf_callbacks.kernel.records.fit_records import Checklist
 from perf_callbacks.kernel.settings.config import ITEMS
-from perf_callbacks.kernel.settings.in_force import resolve
+from perf_callbacks.kernel.settings.resolution import resolve
 
 
 class Upkeep:
@@ -44,11 +44,11 @@ class Upkeep:
         self.tell("span_ended")
 
     @property
-    def asks(self):
+    def proposals(self):
         return {}
 
-    def agreed(self, asked, step):
-        self.tell("agreed", asked, step)
+    def adopted(self, asked, step):
+        self.tell("adopted", asked, step)
 
     def news(self):
         return []
@@ -93,13 +93,13 @@ def test_only_what_is_to_be_applied_is_and_all_is_told():
     assert (other.upkeep.told, checklist.due) == ([], NEVER)
 
 
-@pytest.mark.parametrize("point", ["decide", "apply", "agreed", "step_ended", "span_began", "span_ended"])
+@pytest.mark.parametrize("point", ["decide", "apply", "adopted", "step_ended", "span_began", "span_ended"])
 def test_an_item_that_fails_says_so_and_is_undone_and_the_others_go_on(point, caplog):
     one, other = Item("one", failing=point, due=2), Item("other", due=9)
     rows = []
     checklist = Startup(fit(), (one, other), write=rows.append)
     checklist.announce()
-    checklist.agreed({"less": 1}, 2)
+    checklist.adopted({"less": 1}, 2)
     checklist.span_began("evaluation", 1)
     checklist.span_ended()
     checklist.step_ended(2)
@@ -108,7 +108,7 @@ def test_an_item_that_fails_says_so_and_is_undone_and_the_others_go_on(point, ca
     assert failed == [Checklist(item="one", status="failed", why="ValueError: no")]
     assert one.upkeep.told[-1:] == ([("closed",)] if point not in {"decide", "apply"} else [])
     assert [what for what, *_ in other.upkeep.told] == [
-        "agreed",
+        "adopted",
         "span_began",
         "span_ended",
         *["step_ended"] * 2,

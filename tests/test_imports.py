@@ -29,7 +29,7 @@ def brought_along(tmp_path):
     [
         "perf_callbacks",
         "perf_callbacks.kernel.engine.engine",
-        "perf_callbacks.kernel.settings.in_force",
+        "perf_callbacks.kernel.settings.resolution",
         "perf_callbacks.kernel.batches.reader",
         "perf_callbacks.flops.peaks.peak_rates",
         "perf_callbacks.commands",

@@ -23,7 +23,7 @@ ASKED = ("name", "driver_version", "clocks.sm", "clocks.max.sm", "power.limit", 
 
 def machine(bench: Bench) -> Iterator[Row]:
     """The versions, the clocks under load, and the best product beside the published peak."""
-    under_test = device.of(bench.device)
+    under_test = device.device_at(bench.device)
     yield "torch", torch.__version__
     yield "CUDA, as torch was built", str(torch.version.cuda or NEEDS_CUDA)
     yield "device", f"{under_test.name}, {bench.device}"

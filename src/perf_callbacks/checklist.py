@@ -1,7 +1,4 @@
-"""Checklist of changes that can speed up a fit, such as pinned memory.
-
-Each change is called an item. The items are applied when the fit begins, and undone when the fit ends.
-"""
+"""Checklist of changes that can speed up a fit, such as pinned memory. A change is called an item."""
 
 import dataclasses
 import functools
@@ -26,31 +23,28 @@ from perf_callbacks.kernel.fit.item import ADVISED, FAILED, FORESEEN, SKIPPED, A
 from perf_callbacks.kernel.fit.recorder import Recorder
 from perf_callbacks.kernel.process import device, resident_memory
 from perf_callbacks.kernel.records.fit_records import APPLIED, Checklist
-from perf_callbacks.kernel.settings.in_force import Settings
+from perf_callbacks.kernel.settings.resolution import Settings
 from perf_callbacks.loaders import item as loaders
 
 log = logging.getLogger("perf_callbacks")
 
 EARLY = (loaders.ITEM, affinity.ITEM)
-"""Checklist items that must be applied before the data loaders start."""
+"""They must be applied before the data loaders start."""
 
 ITEMS = (garbage.ITEM, *EARLY)
-"""All checklist items, in the order in which they are applied and shown."""
+"""In the order in which they are applied and shown."""
 
 NO_BATCHES = Batches()
 
-NO_WISH = {ASKED: NEVER}
-"""Values that a rank proposes to all ranks if a checklist item isn't applied on the rank."""
+NO_PROPOSAL = {ASKED: NEVER}
+"""Proposed to all ranks if an item isn't applied on this one."""
 
 LEFT_TO_DO = frozenset({ADVISED, FAILED})
-"""Statuses of checklist items that need a person's attention."""
+"""They need a person's attention."""
 
 
 class Startup(Observer):
-    """Applies, runs and undoes the checklist items of a fit.
-
-    If an item fails, only this item is undone. The journal gets the error, and the other items go on.
-    """
+    """Applies, runs and undoes the checklist items of a fit. If one fails, only this one is undone, and reported."""
 
     def __init__(
         self,
@@ -65,7 +59,7 @@ class Startup(Observer):
         self._due = NEVER
         done = {} if earlier is None else {row.item: row for row in earlier.rows}
         self.rows: tuple[Checklist, ...] = tuple([done.get(item.slug) or self._start(item, fit) for item in items])
-        """One checklist row per item, with the decision made when the fit began."""
+        """As decided when the fit began."""
         self._look_ahead()
 
     def _start(self, item: Item, fit: Fit) -> Checklist:
@@ -82,22 +76,21 @@ class Startup(Observer):
         return self._due
 
     def announce(self) -> None:
-        """Write the checklist rows that were decided at the beginning of the fit."""
+        """Write the rows that were decided at the beginning of the fit."""
         for row in self.rows:
             self._write(row)
 
     @property
     @override
-    def asks(self) -> Mapping[str, int]:
-        """Values that this rank proposes to all ranks, by name."""
-        asks = dict(NO_WISH)
+    def proposals(self) -> Mapping[str, int]:
+        proposals = dict(NO_PROPOSAL)
         for item in self._applied.values():
-            asks.update(item.asks)
-        return asks
+            proposals.update(item.proposals)
+        return proposals
 
     @override
-    def agreed(self, least: Mapping[str, int], step: int) -> None:
-        self._each(lambda item: item.agreed(least, step))
+    def adopted(self, least: Mapping[str, int], step: int) -> None:
+        self._each(lambda item: item.adopted(least, step))
 
     @override
     def step_ended(self, step: int) -> None:
@@ -150,7 +143,7 @@ def start(
     batches: Batches = NO_BATCHES,
     earlier: Startup | None = None,
 ) -> tuple[Checklist, ...]:
-    """Apply the checklist to the fit that a recorder measures. Closing the recorder undoes all items."""
+    """Closing the recorder undoes all items."""
     if not recorder.active or settings.config.checklist == "off":
         return ()
     startup = None
@@ -172,14 +165,14 @@ def start(
 def prepare(
     settings: Settings, place_device: torch.device, batches: Batches, local_ranks: tuple[int, int] | None = None
 ) -> Startup | None:
-    """Apply the items that must precede the start of the loaders. A later call of `start` takes over these items."""
+    """Apply the items that must precede the start of the loaders. A later call of `start` takes them over."""
     if settings.config.checklist == "off" or not settings.config.enabled:
         return None
     return Startup(_fit(settings, place_device, batches, local_ranks), EARLY)
 
 
 def foresee(settings: Settings, place_device: torch.device) -> tuple[tuple[Checklist, ...], environment.Environment]:
-    """Return the checklist rows that a fit on this device would get, and its environment. This changes nothing."""
+    """Return what a fit on this device would get, and its environment. This changes nothing."""
     fit = _fit(settings, place_device, NO_BATCHES)
     if settings.config.checklist == "off" or not settings.config.enabled:
         return (), fit.environment
@@ -201,7 +194,7 @@ def _decide(item: Item, fit: Fit) -> Checklist:
 
 @contextmanager
 def _aside(reference: "weakref.ref[Recorder]") -> Iterator[None]:
-    """Subtract the time of the `with` block from the step's time, but keep the step in all metrics."""
+    """Take the block's time out of the step's, but keep the step in all metrics."""
     recorder = reference()
     began = 0.0
     if recorder is not None:
@@ -218,8 +211,8 @@ def _aside(reference: "weakref.ref[Recorder]") -> Iterator[None]:
 def _fit(
     settings: Settings, place_device: torch.device, batches: Batches, local_ranks: tuple[int, int] | None = None
 ) -> Fit:
-    found = environment.read(
-        device=device.of(place_device),
+    facts = environment.read(
+        device=device.device_at(place_device),
         devices=batches.devices,
         affinity=settings.config.affinity,
         workers=max([batches.workers, *map(workers, batches.loaders)]),
@@ -228,16 +221,16 @@ def _fit(
         copies_go_on=batches.copied_aside,
         count_frozen=settings.config.gc == "freeze",
     )
-    measure = functools.partial(resident_memory.in_use, functools.partial(_allocated, device.of(place_device)))
-    return Fit(config=settings.config, environment=found, step=0, memory=measure, batches=batches)
+    measure = functools.partial(resident_memory.in_use, functools.partial(_allocated, device.device_at(place_device)))
+    return Fit(config=settings.config, environment=facts, step=0, memory=measure, batches=batches)
 
 
-def _allocated(found: device.Device) -> int | None:
-    allocator = found.allocator()
+def _allocated(place: device.Device) -> int | None:
+    allocator = place.allocator()
     return None if allocator is None else allocator.allocated_bytes
 
 
 def workers(loader: object) -> int:
-    """Return the number of a loader's worker processes, or 0 if the number is unknown."""
+    """0 if unknown."""
     number = getattr(loader, "num_workers", 0)
     return number if isinstance(number, int) else 0

@@ -29,7 +29,7 @@ from perf_callbacks.kernel.process import device, terminal
 from perf_callbacks.kernel.records.fit_records import Checklist, Summary
 from perf_callbacks.kernel.settings import config_file, on_event
 from perf_callbacks.kernel.settings.config import FLAGS, ConfigError, PerfConfig, kind, rules
-from perf_callbacks.kernel.settings.in_force import SWITCH
+from perf_callbacks.kernel.settings.resolution import SWITCH
 from perf_callbacks.memory import observer as memory_watch
 from perf_callbacks.notifications import observer as notifications
 from perf_callbacks.profiles import observer as profiles
@@ -55,7 +55,7 @@ OBSERVERS: tuple[Callable[[Recorder, Training], Observer | None], ...] = (
     ungrouped.begin,
     notifications.begin,
 )
-"""Functions that make the observers of a fit, one per feature. A function returns None if its feature is off."""
+"""One per feature. It returns None if its feature is off."""
 
 
 NO_EFFECT = (
@@ -69,7 +69,7 @@ class Watch(Protocol):
     """Hooks and wrappers by which an integration sees the stages and steps of a fit."""
 
     def install(self) -> None:
-        """Install the hooks and wrappers. Closing the fit's recorder removes all hooks and wrappers."""
+        """Closing the fit's recorder removes all hooks and wrappers."""
 
 
 W = TypeVar("W", bound=Watch)
@@ -78,14 +78,7 @@ W = TypeVar("W", bound=Watch)
 def checked(
     config: object, strays: Mapping[str, object], call: str = "PerfCallback(PerfConfig({}))"
 ) -> PerfConfig | None:
-    """Check the arguments that the user passed to an integration, and return `config`.
-
-    Args:
-        config: Value of the argument `config`. If the value is neither a `PerfConfig` nor None, `ConfigError` is
-            raised.
-        strays: Unknown keyword arguments, for which an error is raised. For a setting, the error shows the right call.
-        call: Example of the right call, with `{}` in place of the settings.
-    """
+    """Check an integration's arguments. For a setting in `strays`, the error shows the right `call`, with `{}`."""
     fields = [name for name in strays if name in rules()]
     if fields:
         example = call.format(f"{fields[0]}={strays[fields[0]]!r}")
@@ -113,21 +106,21 @@ class Session:
         atexit.unregister(say_no_effect)
         self.settings = config_file.in_force(checked(config, strays), os.environ)
         self.enabled = self.settings.config.enabled
-        """False means that the configuration, or an error of this package, has turned measuring off."""
+        """False: the configuration, or an error of this package, has turned measuring off."""
         self.recorder: Recorder | None = None
-        """Recorder of the current fit, or else of the last fit. None before the first fit."""
+        """Of the current fit, or else of the last. None before the first."""
         self._show, self._armed = show, armed
         self._checklist: Sequence[Checklist] = ()
         for remark in self.settings.remarks:
             log.warning("perf_callbacks: %s", remark)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return the state without the recorder, because copies and spawned processes need their own recorders."""
+        """Copies and spawned processes need their own recorders."""
         return {**self.__dict__, "recorder": None}
 
     @property
     def summary(self) -> Summary | None:
-        """Summary of the current fit so far, or else of the last fit. None before the first fit."""
+        """Of the current fit so far, or else of the last. None before the first."""
         return self.recorder.summary if self.recorder is not None else None
 
     def begin(
@@ -143,17 +136,9 @@ class Session:
     ) -> W:
         """Begin a fit: make a recorder, apply the checklist, install hooks, make observers, and show the opening card.
 
-        The checklist may replace methods that the `Watch` wraps, so the wrappers are installed after the checklist.
-        When the fit ends, first the wrappers are removed, then the checklist's changes are undone.
-
-        Args:
-            place: Device, rank and output directory of the fit.
-            watch: Function that makes the `Watch` of the fit, given its recorder.
-            model: Model whose FLOPs are counted. None means that no FLOPs are counted.
-            batches: Function that returns how batches get to the device.
-            earlier: Checklist items that were applied before the fit began.
-            setup: Function that returns the optimizers and loaders of the fit.
-            before_seconds: Seconds that the trainer has already spent on the fit.
+        The checklist may replace methods that the `Watch` wraps, so it comes first; at the end, it is undone after the
+        wrappers. `batches` says how batches get to the device, `earlier` has items applied before the fit, and
+        `before_seconds` are the trainer's on the fit so far. Without `model`, no FLOPs are counted.
         """
         self.end("another fit began")
         self.recorder = None
@@ -191,7 +176,7 @@ class Session:
         return watching
 
     def end(self, failure: str | BaseException | None = None) -> None:
-        """End the current fit and undo every change. Idempotent."""
+        """Undo every change. Idempotent."""
         if self.recorder is not None:
             self.recorder.close(failure)
 
@@ -207,7 +192,6 @@ class Session:
         self._report(recorder)
 
     def _report(self, recorder: Recorder) -> None:
-        """Write the report of the last fit if the setting `report` is on."""
         if not recorder.config.report or recorder.active:
             return
         with guard(logs(log.warning, "perf_callbacks: no report: %s", trace=True)):
@@ -227,13 +211,13 @@ class Session:
 
 
 def _takes_time_first(module: nn.Module) -> bool:
-    """Return True if the first dimension of a module's input is time, and not the batch, or may be time."""
+    """Return True if the first dimension of a module's input is time, and not the batch, or may be."""
     layer = isinstance(module, nn.RNNBase | nn.MultiheadAttention) and not module.batch_first
     return layer or isinstance(module, nn.RNNCellBase)
 
 
 class _Hinting(type):
-    """Metaclass that gives a better error if a trainer gets a callback's class instead of an instance."""
+    """Gives a better error if a trainer gets a callback's class instead of an instance."""
 
     elsewhere: str
 
@@ -246,8 +230,7 @@ class CallbackBase(metaclass=_Hinting):
 
     _session: Session
     armed = False
-    """True means that a launcher added this callback. If the program adds its own callback, this callback does
-    nothing."""
+    """True: a launcher added this callback. If the program adds its own, this one does nothing."""
     elsewhere: ClassVar[str]
     """Hint for error messages, which names another framework and the callback for it."""
 
@@ -256,7 +239,7 @@ class CallbackBase(metaclass=_Hinting):
 
     @property
     def enabled(self) -> bool:
-        """Return False if the configuration, or an error of this package, has turned measuring off."""
+        """False: the configuration, or an error of this package, has turned measuring off."""
         return self._session.enabled
 
     @enabled.setter
@@ -276,7 +259,7 @@ class CallbackBase(metaclass=_Hinting):
 
 
 def _lacking(callback: _Hinting, name: str) -> AttributeError:
-    """Return an error, which names the callback for another framework if `name` is a hook of that framework."""
+    """Name the callback for another framework if `name` is a hook of that framework."""
     hint = f": for {callback.elsewhere}" if name.startswith("on_") or name in {"setup", "state_key"} else ""
     return AttributeError(f"{callback.__module__}.{callback.__name__} has no attribute {name!r}{hint}")
 

@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, Dataset
 from perf_callbacks import PerfConfig
 from perf_callbacks.kernel import clock
 from perf_callbacks.kernel.process import cpu_time
-from perf_callbacks.kernel.process.switches import SWITCHES
+from perf_callbacks.kernel.process.switch_interval import SWITCH_INTERVAL
 from perf_callbacks.kernel.process.watchdog import WATCHDOG
 from perf_callbacks.loop import measure
 
@@ -243,7 +243,7 @@ def test_the_switch_interval_of_the_program_stays():
 
 def test_a_forked_child_has_the_usual_switch_interval():
     usual = sys.getswitchinterval()
-    with SWITCHES.soon():
+    with SWITCH_INTERVAL.soon():
         assert sys.getswitchinterval() < usual
         child = os.fork()
         if not child:
@@ -255,7 +255,7 @@ def test_a_forked_child_has_the_usual_switch_interval():
 def test_a_switch_interval_that_the_program_sets_stays():
     usual = sys.getswitchinterval()
     try:
-        with SWITCHES.soon():
+        with SWITCH_INTERVAL.soon():
             sys.setswitchinterval(0.002)
         assert sys.getswitchinterval() == pytest.approx(0.002)
     finally:

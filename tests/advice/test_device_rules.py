@@ -8,7 +8,7 @@ from rows import each_row
 
 from perf_callbacks.advice.facts import Facts
 from perf_callbacks.flops.peaks.peak_rates import lookup
-from perf_callbacks.kernel.process.counters import DeviceUse
+from perf_callbacks.kernel.process.device_use import DeviceUse
 from perf_callbacks.kernel.records.summary_parts import FlopsSummary
 from perf_callbacks.memory.device_readings import DeviceReadings
 from perf_callbacks.memory.use import MemoryUse

@@ -18,7 +18,7 @@ from perf_callbacks.advice import table
 from perf_callbacks.advice.compilations import Compilations
 from perf_callbacks.advice.facts import Drift, Facts, Measured, SlowCode
 from perf_callbacks.flops.peaks.peak_rates import lookup
-from perf_callbacks.kernel.process.counters import DeviceUse
+from perf_callbacks.kernel.process.device_use import DeviceUse
 from perf_callbacks.kernel.records.machine_records import Memory
 from perf_callbacks.kernel.records.summary_parts import FlopsSummary, StallSummary, StragglerSummary
 from perf_callbacks.memory.device_readings import DeviceReadings

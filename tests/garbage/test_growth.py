@@ -58,9 +58,9 @@ def test_only_who_had_much_garbage_asks_for_collections_more_often(fake, begin, 
     """Where most of it is still in use, to collect more often helps nobody."""
     fake.freed = freed
     upkeep = begin(gc_interval=100)
-    assert upkeep.asks == {"gc_interval": 100}
+    assert upkeep.proposals == {"gc_interval": 100}
     assert (18, YOUNG) in go(upkeep, fake, 30, danger=range(13, 21))
-    assert upkeep.asks == {"gc_interval": asked}
+    assert upkeep.proposals == {"gc_interval": asked}
     (row,) = upkeep.news()
     assert row.why.endswith("; requested of all ranks: collect every 50 steps" if asked == 50 else "only on this rank")
 
@@ -74,7 +74,7 @@ def test_a_rank_that_got_back_half_of_its_growth_collects_more_often(fake, begin
     memory["device"] = 9000 * MB
     monkeypatch.setattr(fake, "collect", lambda generation=FULL: memory.update(device=left * MB) or 1)
     go(upkeep, fake, 60, first=41)
-    assert upkeep.asks == {"gc_interval": asked}
+    assert upkeep.proposals == {"gc_interval": asked}
     (row,) = upkeep.news()
     assert row.why.startswith("device memory 9,000 MB after step ")
     assert ("all ranks" in row.why) == (asked == 50)
@@ -87,7 +87,7 @@ def test_memory_that_is_told_by_its_peak_never_asks_for_anything(fake, begin):
     for step in range(1, 200):
         memory["host"] += 50 * MB
         go(upkeep, fake, step, first=step)
-        assert upkeep.asks == {"gc_interval": 100}
+        assert upkeep.proposals == {"gc_interval": 100}
     (row,) = upkeep.news()
     assert row.why.endswith("collected at once, only on this rank")
 
@@ -95,10 +95,10 @@ def test_memory_that_is_told_by_its_peak_never_asks_for_anything(fake, begin):
 def test_it_does_not_ask_for_more_until_that_was_agreed_on(fake, begin):
     upkeep = begin(gc_interval=100)
     go(upkeep, fake, 90, danger=range(13, 90))
-    assert upkeep.asks == {"gc_interval": 50}
-    upkeep.agreed(upkeep.asks, 95)
+    assert upkeep.proposals == {"gc_interval": 50}
+    upkeep.adopted(upkeep.proposals, 95)
     go(upkeep, fake, 140, first=91, danger=range(101, 140))
-    assert upkeep.asks == {"gc_interval": 25}
+    assert upkeep.proposals == {"gc_interval": 25}
 
 
 @pytest.mark.parametrize(("configured", "least"), [(100, 10), (15, 10), (10, 10), (7, 7), (1, 1)])
@@ -106,15 +106,15 @@ def test_it_asks_for_nothing_below_ten_steps_or_what_was_configured(fake, begin,
     upkeep = begin(gc_interval=configured)
     for step in range(1, 400):
         go(upkeep, fake, step, first=step, danger=(step,))
-        upkeep.agreed(upkeep.asks, step)
-        assert least <= upkeep.asks["gc_interval"] <= configured
-    assert upkeep.asks == {"gc_interval": least}
+        upkeep.adopted(upkeep.proposals, step)
+        assert least <= upkeep.proposals["gc_interval"] <= configured
+    assert upkeep.proposals == {"gc_interval": least}
 
 
 def test_an_agreed_interval_holds_from_its_step_at_common_multiples(fake, begin):
     upkeep = begin(gc_interval=100)
     go(upkeep, fake, 110)
-    upkeep.agreed({"gc_interval": 50}, 230)
+    upkeep.adopted({"gc_interval": 50}, 230)
     found = go(upkeep, fake, 1000, first=111)
     assert found == [
         (200, YOUNG),
@@ -130,10 +130,10 @@ def test_an_interval_that_is_no_shorter_changes_nothing(fake, begin, asked):
     """No rank collects less often because of what another one asks for."""
     upkeep = begin(gc_interval=100)
     go(upkeep, fake, 110)
-    upkeep.agreed({"gc_interval": 50}, 130)
-    upkeep.agreed({"gc_interval": asked}, 120)
+    upkeep.adopted({"gc_interval": 50}, 130)
+    upkeep.adopted({"gc_interval": asked}, 120)
     assert go(upkeep, fake, 200, first=111) == [(150, YOUNG), (200, YOUNG)]
-    upkeep.agreed({"gc_interval": asked}, 210)
+    upkeep.adopted({"gc_interval": asked}, 210)
     assert go(upkeep, fake, 300, first=201) == [(250, YOUNG), (300, YOUNG)]
     assert [row.why for row in upkeep.news()] == ["every 50 steps from step 130 on: a rank requested it"]
 
@@ -141,7 +141,7 @@ def test_an_interval_that_is_no_shorter_changes_nothing(fake, begin, asked):
 def test_at_a_step_that_is_due_by_the_old_interval_that_still_counts(fake, begin):
     upkeep = begin(gc_interval=100)
     go(upkeep, fake, 110)
-    upkeep.agreed({"gc_interval": 75}, 200)
+    upkeep.adopted({"gc_interval": 75}, 200)
     assert go(upkeep, fake, 310, first=111) == [(200, YOUNG), (225, YOUNG), (300, YOUNG)]
 
 
@@ -149,7 +149,7 @@ def test_an_agreement_that_is_repeated_is_neither_put_off_nor_said_again(fake, b
     upkeep = begin(gc_interval=100)
     go(upkeep, fake, 110)
     for step in range(111, 400):
-        upkeep.agreed({"gc_interval": 50}, step + 20)
+        upkeep.adopted({"gc_interval": 50}, step + 20)
         go(upkeep, fake, step, first=step)
     assert [row.why for row in upkeep.news()] == ["every 50 steps from step 131 on: a rank requested it"]
 
@@ -158,10 +158,10 @@ def test_where_a_window_does_not_tell_of_it_what_was_agreed_on_stands(fake, begi
     """A rank may have given it up meanwhile, or be about to."""
     upkeep = begin(gc_interval=100)
     go(upkeep, fake, 110)
-    upkeep.agreed({"gc_interval": 50}, 130)
-    upkeep.agreed({}, 135)
+    upkeep.adopted({"gc_interval": 50}, 130)
+    upkeep.adopted({}, 135)
     go(upkeep, fake, 140, first=111)
-    upkeep.agreed({"profile": 1}, 145)
+    upkeep.adopted({"profile": 1}, 145)
     assert go(upkeep, fake, 250, first=141) == [(150, YOUNG), (200, YOUNG), (250, YOUNG)]
     assert len(upkeep.news()) == 1
 
@@ -170,7 +170,7 @@ def test_what_is_agreed_on_after_the_end_changes_nothing(fake, begin):
     upkeep = begin(gc_interval=100)
     go(upkeep, fake, 110)
     upkeep.closed()
-    upkeep.agreed({"gc_interval": 50}, 120)
+    upkeep.adopted({"gc_interval": 50}, 120)
     assert go(upkeep, fake, 300, first=111) == []
     assert upkeep.news() == []
 
@@ -178,7 +178,7 @@ def test_what_is_agreed_on_after_the_end_changes_nothing(fake, begin):
 def test_who_collects_by_itself_has_no_interval_to_agree_on(fake, begin):
     upkeep = begin(gc="freeze")
     go(upkeep, fake, 110)
-    upkeep.agreed({"gc_interval": 50}, 120)
+    upkeep.adopted({"gc_interval": 50}, 120)
     assert go(upkeep, fake, 300, first=111) == []
 
 

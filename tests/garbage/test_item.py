@@ -334,7 +334,7 @@ def test_a_leak_is_noticed_soon_and_freed(monkeypatch, begin):
     assert len(alive) < 20
     (row,) = upkeep.news()
     assert row.why.endswith("only on this rank; requested of all ranks: collect every 500 steps")
-    assert upkeep.asks == {"gc_interval": 500}
+    assert upkeep.proposals == {"gc_interval": 500}
 
 
 @pytest.mark.usefixtures("thawed")

@@ -41,10 +41,10 @@ def test_ranks_collect_when_the_counter_says_so_and_not_otherwise(tmp_path, thro
     assert summary.failure is None
 
 
-SWITCHES = [{"checklist": "off"}, {"skip": "gc"}, {"gc": "observe"}, {"gc": "off"}]
+SWITCH_INTERVAL = [{"checklist": "off"}, {"skip": "gc"}, {"gc": "observe"}, {"gc": "off"}]
 
 
-@pytest.mark.parametrize(("through", "config"), sampled(DOORS, SWITCHES))
+@pytest.mark.parametrize(("through", "config"), sampled(DOORS, SWITCH_INTERVAL))
 def test_each_switch_leaves_the_collector_alone(tmp_path, through, config):
     automatic = []
     through(tmp_path, lambda _: automatic.append(collects()), **config)

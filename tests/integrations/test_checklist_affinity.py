@@ -78,10 +78,10 @@ def test_a_fit_within_a_fit_leaves_the_outer_one_what_it_had(tmp_path, through, 
     assert masks() == {ALL}
 
 
-SWITCHES = [{"checklist": "off"}, {"skip": "affinity"}, {"affinity": "off"}, {"enabled": False}]
+SWITCH_INTERVAL = [{"checklist": "off"}, {"skip": "affinity"}, {"affinity": "off"}, {"enabled": False}]
 
 
-@pytest.mark.parametrize(("through", "config"), sampled(DOORS, SWITCHES))
+@pytest.mark.parametrize(("through", "config"), sampled(DOORS, SWITCH_INTERVAL))
 def test_each_switch_leaves_the_masks_alone(tmp_path, through, config):
     seen = []
     through(tmp_path, lambda _: seen.append(masks()), **{"affinity": "node", **config})

@@ -18,8 +18,8 @@ from torch.utils.checkpoint import checkpoint
 from perf_callbacks import PerfConfig
 from perf_callbacks.journal import Memory, Use
 from perf_callbacks.kernel.fit import environment
-from perf_callbacks.kernel.process.counters import DeviceUse
 from perf_callbacks.kernel.process.device_facts import Allocator, Features
+from perf_callbacks.kernel.process.device_use import DeviceUse
 from perf_callbacks.kernel.process.processes import Processes
 from perf_callbacks.kernel.records.journal_file import read
 from perf_callbacks.kernel.records.metric_table import GPU

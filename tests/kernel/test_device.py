@@ -140,7 +140,7 @@ def test_a_gpu_that_is_busy_at_the_start_is_timed(streams, monkeypatch, kind, ti
     monkeypatch.setattr(event_timeline, "monotonic", lambda: float(next(now)))
     monkeypatch.setattr(event_timeline, "sleep", lambda _: None)
     monkeypatch.setattr(Recorded, "query", FakeEvent.query)  # ranks wait for rank 0, whose host reads the weights
-    timing = device.of(torch.device(kind, 0)).timing()
+    timing = device.device_at(torch.device(kind, 0)).timing()
     assert (timing.timeline is not None) == timed
     assert (timing.unstaged is None) == timed
 
@@ -188,12 +188,12 @@ def test_gaudi_is_timed_without_its_lazy_mode(monkeypatch):
 
 
 def test_the_cpu_is_timed_by_the_clock_of_the_host():
-    cpu = device.of(torch.device("cpu"))
+    cpu = device.device_at(torch.device("cpu"))
     assert (cpu.name, cpu.timing(), cpu.allocator(), cpu.features()) == ("cpu", Timing(), None, Features())
 
 
 def test_a_kind_without_a_class_is_any_accelerator():
-    found = device.of(torch.device("meta"))
+    found = device.device_at(torch.device("meta"))
     assert (type(found), found.name, found.pinned_copies) == (Device, "meta", None)
 
 
@@ -206,7 +206,7 @@ def gpu(monkeypatch):
         monkeypatch.setattr(torch.version, "hip", hip)
         monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(**facts))
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
-        return device.of(torch.device("cuda:0"))
+        return device.device_at(torch.device("cuda:0"))
 
     return make
 

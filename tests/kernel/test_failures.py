@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from perf_callbacks.kernel import failures
-from perf_callbacks.kernel.settings.in_force import resolve
+from perf_callbacks.kernel.settings.resolution import resolve
 
 
 def test_a_log_line_shows_no_control_character(caplog):

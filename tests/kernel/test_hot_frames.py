@@ -12,7 +12,7 @@ from perf_callbacks import PerfConfig
 from perf_callbacks.kernel.engine.steps import BLOCK
 from perf_callbacks.kernel.fit.place import Place
 from perf_callbacks.kernel.fit.recorder import Recorder
-from perf_callbacks.kernel.settings.in_force import resolve
+from perf_callbacks.kernel.settings.resolution import resolve
 
 HOME = str(Path(perf_callbacks.__file__).parent)
 

@@ -9,7 +9,7 @@ import pynvml
 import pytest
 from nvml_stub import INSTANCE, load, uuid
 
-from perf_callbacks.kernel.process.counters import DeviceUse
+from perf_callbacks.kernel.process.device_use import DeviceUse
 from perf_callbacks.kernel.process.nvml import Listed, Monitor, inventory
 
 

@@ -25,6 +25,6 @@ def test_an_event_reaches_those_alone_that_override_it_and_that_are_due():
     observers.span_began("evaluation", 4)
     observers.span_ended()
     observers.loader_left(exhausted=False)
-    observers.agreed({"gc_interval": 1}, 4)
+    observers.adopted({"gc_interval": 1}, 4)
     observers.steps_measured([])
-    assert (late.told, observers.asks, observers.watching) == ((3, 4), {}, False)
+    assert (late.told, observers.proposals, observers.watching) == ((3, 4), {}, False)

@@ -28,7 +28,7 @@ from perf_callbacks.kernel.process.gc_observer import GcObserver
 from perf_callbacks.kernel.records.codec import attempts
 from perf_callbacks.kernel.records.fit_records import Gc, Row, Run, Span, Steps, Summary
 from perf_callbacks.kernel.records.journal_file import FileJournal, read
-from perf_callbacks.kernel.settings.in_force import resolve
+from perf_callbacks.kernel.settings.resolution import resolve
 
 
 def look_up(recorder):
@@ -328,7 +328,7 @@ from pathlib import Path
 from types import SimpleNamespace
 import torch
 from perf_callbacks import PerfConfig
-from perf_callbacks.kernel.settings.in_force import resolve
+from perf_callbacks.kernel.settings.resolution import resolve
 from perf_callbacks.kernel.engine.stages import Stage
 from perf_callbacks.integrations import methods
 from perf_callbacks.kernel.fit.place import Place

@@ -12,7 +12,7 @@ from perf_callbacks.kernel.fit.recorder import Recorder
 from perf_callbacks.kernel.process import device
 from perf_callbacks.kernel.process.device_facts import Timing
 from perf_callbacks.kernel.process.event_timeline import CAPTURED, EventTimeline
-from perf_callbacks.kernel.settings.in_force import resolve
+from perf_callbacks.kernel.settings.resolution import resolve
 
 
 class Worker(FakeStream):

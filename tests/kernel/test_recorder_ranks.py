@@ -15,7 +15,7 @@ from perf_callbacks.kernel.fit.recorder import Recorder
 from perf_callbacks.kernel.process.waits import WAITS
 from perf_callbacks.kernel.records.fit_records import Run, Window
 from perf_callbacks.kernel.records.summary_parts import MemorySummary
-from perf_callbacks.kernel.settings.in_force import resolve
+from perf_callbacks.kernel.settings.resolution import resolve
 from perf_callbacks.ranks import exchange, store as board
 from perf_callbacks.report import run_figures
 

@@ -8,7 +8,7 @@ from rows import each_row
 from perf_callbacks import ConfigError, PerfConfig
 from perf_callbacks.kernel.settings.config import rules
 from perf_callbacks.kernel.settings.gone import GONE
-from perf_callbacks.kernel.settings.in_force import FileEntry, resolve
+from perf_callbacks.kernel.settings.resolution import FileEntry, resolve
 
 # for each field what the environment says, what that means, and what it can't mean
 FROM_ENV = {

@@ -64,7 +64,7 @@ def parts_of(*, after=0, length=None):
 
 def complete(parts, steps):
     parts.complete.clear()
-    parts.add(Columns.of(steps))
+    parts.add(Columns.from_steps(steps))
     return parts.complete
 
 

@@ -28,15 +28,15 @@ class FakeRanks:
 class Asking(Observer):
     """Asks for what it is told to, and keeps in mind what was agreed on and which steps it saw."""
 
-    asks = watching = None
+    proposals = watching = None
 
-    def __init__(self, **asks):
-        self.asks, self.heard, self.seen, self.watching = asks, [], [], True
+    def __init__(self, **proposals):
+        self.proposals, self.heard, self.seen, self.watching = proposals, [], [], True
 
     def steps_measured(self, steps):
         self.seen += [step.number for step in steps]
 
-    def agreed(self, least, step):
+    def adopted(self, least, step):
         self.heard.append((dict(least), step))
 
 
@@ -72,7 +72,7 @@ def test_who_is_alone_agrees_with_itself_at_once():
     fit = Fit(observers=observed_by(asking))
     assert asking.heard == [({"less": 5}, 0)]
     steps(fit, WATCHED_BLOCK - 1)
-    asking.asks = {"less": 4}
+    asking.proposals = {"less": 4}
     assert len(asking.heard) == 1
     steps(fit, 1)
     assert asking.heard[1:] == [({"less": 4}, WATCHED_BLOCK)]
@@ -108,7 +108,7 @@ def test_what_a_rank_asks_for_goes_with_each_window_that_it_tells_of():
     ranks, asking = FakeRanks(window=4), Asking(less=5)
     fit = Fit(a_run(world_size=2), ranks=ranks, observers=observed_by(asking))
     steps(fit, 7)
-    asking.asks = {"less": 3, "keep": 1}
+    asking.proposals = {"less": 3, "keep": 1}
     steps(fit, 5)
     assert [(part.window, part.asks) for part in ranks.offered] == [
         (0, {"less": 5}),

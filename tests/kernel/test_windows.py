@@ -7,7 +7,7 @@ import pytest
 from combined_parts import PART, combine
 from rows import each_row
 
-from perf_callbacks.kernel.engine.windows import NOTICE, JobSettings, hold, rates
+from perf_callbacks.kernel.engine.windows import NOTICE, JobSettings, rates, with_holds
 from perf_callbacks.kernel.records.codec import pack, unpack
 from perf_callbacks.kernel.records.fit_records import Window
 
@@ -98,11 +98,11 @@ def test_what_ranks_hand_each_other_makes_the_round_trip(item):
 
 
 def test_a_request_holds_some_windows_later_and_from_then_on():
-    first = hold(WINDOW, None)
+    first = with_holds(WINDOW, None)
     assert first.holds == {"gc_interval": 150 + NOTICE * 50}
-    second = hold(replace(WINDOW, first_step=151, last_step=200, asks={"gc_interval": 25, "profile": 1}), first)
+    second = with_holds(replace(WINDOW, first_step=151, last_step=200, asks={"gc_interval": 25, "profile": 1}), first)
     assert second.holds == {"gc_interval": 150 + NOTICE * 50, "profile": 200 + NOTICE * 50}
-    third = hold(replace(WINDOW, first_step=201, last_step=250, asks={"gc_interval": 10}), second)
+    third = with_holds(replace(WINDOW, first_step=201, last_step=250, asks={"gc_interval": 10}), second)
     assert third.holds == {"gc_interval": 250 + NOTICE * 50}
 
 

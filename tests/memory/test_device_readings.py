@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from perf_callbacks.kernel.process.counters import DeviceUse
+from perf_callbacks.kernel.process.device_use import DeviceUse
 from perf_callbacks.kernel.records.summary_parts import EnergySummary
 from perf_callbacks.memory.device_readings import MOST_READINGS, DeviceReadings, RankUse
 

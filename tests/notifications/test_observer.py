@@ -14,7 +14,7 @@ from perf_callbacks.kernel.fit.place import Place
 from perf_callbacks.kernel.fit.recorder import Recorder
 from perf_callbacks.kernel.fit.setup import Training
 from perf_callbacks.kernel.records.fit_records import Finding
-from perf_callbacks.kernel.settings.in_force import resolve
+from perf_callbacks.kernel.settings.resolution import resolve
 from perf_callbacks.notifications import observer
 from perf_callbacks.notifications.observer import AT_ONCE, REFILL_SECONDS, Notifications
 

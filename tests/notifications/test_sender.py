@@ -11,7 +11,7 @@ from contextlib import suppress
 import pytest
 from waiting import until
 
-from perf_callbacks.kernel.process import beside
+from perf_callbacks.kernel.process import helper_process
 from perf_callbacks.notifications import sender
 from perf_callbacks.notifications.sender import MOST_UNSENT, Sender
 
@@ -221,11 +221,11 @@ def environ():
 
 @pytest.mark.parametrize("missing", ["killpg", "python", "frozen"])
 def test_where_no_process_can_be_started_there_is_a_reason(monkeypatch, missing):
-    assert beside.why_not("commands") is None
+    assert helper_process.why_not("commands") is None
     if missing == "killpg":
         monkeypatch.delattr(os, "killpg")
     elif missing == "python":
         monkeypatch.setattr(sys, "executable", "")
     else:
         monkeypatch.setattr(sys, "frozen", True, raising=False)
-    assert beside.why_not("commands")
+    assert helper_process.why_not("commands")

@@ -11,11 +11,11 @@ from fakes import FakeClock
 from perf_callbacks import PerfConfig
 from perf_callbacks.kernel.fit.place import Place
 from perf_callbacks.kernel.fit.recorder import Recorder
-from perf_callbacks.kernel.process import beside, torch_profiler
+from perf_callbacks.kernel.process import helper_process, torch_profiler
 from perf_callbacks.kernel.records.codec import pack
 from perf_callbacks.kernel.records.profile_record import Profile
 from perf_callbacks.kernel.records.rank_records import Straggler
-from perf_callbacks.kernel.settings.in_force import resolve
+from perf_callbacks.kernel.settings.resolution import resolve
 from perf_callbacks.profiles.observer import NO_WISH, PER_TURN, WISH, ProfileWatch
 
 CPU_PROFILE = pack(
@@ -150,9 +150,9 @@ def test_auto_keeps_within_its_part_of_the_time(start):
 def test_a_second_slow_step_changes_no_proposal(start):
     fit = start("auto")
     fit.recorder.write(slow())
-    wish = fit.watch.asks[WISH]
+    wish = fit.watch.proposals[WISH]
     fit.recorder.write(slow())
-    assert fit.watch.asks[WISH] == wish < NO_WISH
+    assert fit.watch.proposals[WISH] == wish < NO_WISH
 
 
 def test_no_step_is_added_after_a_minute(start):
@@ -171,7 +171,7 @@ def test_a_fit_that_goes_on_profiles_as_soon_as_possible(start):
 
 def test_where_no_process_can_be_forked_there_is_a_reason(monkeypatch):
     monkeypatch.delattr(os, "fork", raising=False)
-    assert beside.why_not("profiles") == "profiles need a POSIX system"
+    assert helper_process.why_not("profiles") == "profiles need a POSIX system"
 
 
 def test_auto_counts_the_time_of_another_rank(start):
@@ -179,8 +179,8 @@ def test_auto_counts_the_time_of_another_rank(start):
     for step, turns in ((0, 1), (20, 1), (200, 2)):
         fit.run(step - fit.number)
         fit.watch.happened("straggler", {"rank": 1})
-        fit.recorder.observers.agreed(fit.watch.asks, fit.number)
-        assert fit.watch.asks[WISH] // PER_TURN == turns  # a profile of rank 1 takes four seconds of rank 0
+        fit.recorder.observers.adopted(fit.watch.proposals, fit.number)
+        assert fit.watch.proposals[WISH] // PER_TURN == turns  # a profile of rank 1 takes four seconds of rank 0
     assert fit.seen == []
 
 

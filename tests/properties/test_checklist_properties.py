@@ -131,7 +131,7 @@ def test_events_in_any_order_leave_the_world_as_found(item, environment, config,
             elif doing == "others" and not fake.enabled and found[0]:
                 fake.enable()
             elif doing == "agreed":
-                applied.agreed({"gc_interval": max(1, step // 2)}, step + 1)
+                applied.adopted({"gc_interval": max(1, step // 2)}, step + 1)
             if step >= applied.due:
                 applied.step_ended(step)
         applied.closed()

@@ -71,9 +71,9 @@ def test_ranks_collect_at_the_same_steps_whoever_is_in_danger(dangers, delays, i
                 rank.step(number)
                 end = number - 1 - rank.delay * (NOTICE * window - 2) // 99
                 if end in said:
-                    rank.upkeep.agreed(said[end], end + NOTICE * window)
+                    rank.upkeep.adopted(said[end], end + NOTICE * window)
             if number % window == 0:
-                said[number] = {"gc_interval": min([rank.upkeep.asks["gc_interval"] for rank in ranks])}
+                said[number] = {"gc_interval": min([rank.upkeep.proposals["gc_interval"] for rank in ranks])}
         for rank in ranks:
             rank.leave()
         first, *others = [rank.collected for rank in ranks]

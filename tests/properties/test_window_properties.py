@@ -107,7 +107,7 @@ def parts_with_signals(draw):
 
 @given(parts_with_signals(), st.data())
 def test_parts_make_the_round_trip_and_torn_ones_are_nothing(part, data):
-    bundle = Bundle.of(part)
+    bundle = Bundle.from_part(part)
     blob = pack_bundle(bundle, FIT)
     assert unpack_bundles(blob, FIT) == [bundle]
     assert bundle.signals() == {part.rank: part.signals}
@@ -121,7 +121,7 @@ def test_parts_may_be_bundled_and_combined_some_at_a_time(job, size):
     parts, _ = job
     combination = Combination()
     for start in range(0, len(parts), size):
-        combination.add(bundled([Bundle.of(part) for part in parts[start : start + size]]))
+        combination.add(bundled([Bundle.from_part(part) for part in parts[start : start + size]]))
     assert combination.window() == combine(parts)
 
 
@@ -129,7 +129,7 @@ def test_parts_may_be_bundled_and_combined_some_at_a_time(job, size):
 @given(st.lists(parts_with_signals(), max_size=8, unique_by=lambda part: part.rank))
 def test_ranks_come_out_of_bundles_as_they_went_in(parts):
     parts.sort(key=lambda part: part.rank)
-    blob = b"".join([pack_bundle(Bundle.of(part), FIT) for part in parts])
+    blob = b"".join([pack_bundle(Bundle.from_part(part), FIT) for part in parts])
     bundles = unpack_bundles(bundle_again(blob, FIT), FIT)
     signals = {rank: own for one in bundles for rank, own in one.signals().items()}
     assert signals == {part.rank: part.signals for part in parts}
@@ -148,7 +148,7 @@ def test_a_window_without_some_ranks_names_them_and_knows_no_amounts(job, data):
     assert not missing or [getattr(window, name) for name in AMOUNTS] == [None] * 3
 
 
-@given(st.binary() | st.binary().map(lambda body: pack_bundle(Bundle.of(PART), FIT)[:12] + body))
+@given(st.binary() | st.binary().map(lambda body: pack_bundle(Bundle.from_part(PART), FIT)[:12] + body))
 def test_no_bytes_whatsoever_are_an_error(blob):
     assert unpack_bundles(blob, FIT) == []
 

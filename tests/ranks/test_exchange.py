@@ -269,7 +269,7 @@ def test_a_rank_can_not_speak_for_another(job):
     job.offer(0, 0, 1)
     job.step(1)
     dist.PrefixStore("perf_callbacks", job.store).set(
-        "part0 2", b"".join([pack_bundle(Bundle.of(part), fit) for part in parts])
+        "part0 2", b"".join([pack_bundle(Bundle.from_part(part), fit) for part in parts])
     )
     job.step()
     assert job.latest == [job.whole(0), job.whole(0), None]

@@ -150,7 +150,7 @@ def test_machines_may_have_different_numbers_of_ranks(tmp_path, monkeypatch, siz
 
 def test_parts_that_are_too_large_for_one_note_are_sent_in_several(job, monkeypatch):
     fit = rounds.mark(job.ranks[0].job_settings.fit)
-    size = len(pack_bundle(Bundle.of(job.part(0, 1)), fit))
+    size = len(pack_bundle(Bundle.from_part(job.part(0, 1)), fit))
     for module in (node, board):
         monkeypatch.setattr(module, "LARGEST", 2 * size + 40)  # the digits of the seconds differ
     for window in range(2):

@@ -33,7 +33,7 @@ FRAME = 16
 
 
 def pack_part(part, fit):
-    return pack_bundle(Bundle.of(part), fit)
+    return pack_bundle(Bundle.from_part(part), fit)
 
 
 def unpacked(blob, fit=FIT):

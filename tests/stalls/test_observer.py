@@ -11,7 +11,7 @@ from perf_callbacks.commands import main
 from perf_callbacks.kernel.fit.place import Place
 from perf_callbacks.kernel.fit.recorder import Recorder
 from perf_callbacks.kernel.process import stacks
-from perf_callbacks.kernel.settings.in_force import resolve
+from perf_callbacks.kernel.settings.resolution import resolve
 from perf_callbacks.stalls.observer import StallWatch
 
 

@@ -19,7 +19,7 @@ from perf_callbacks.kernel.process import device
 from perf_callbacks.kernel.process.device_facts import Timing
 from perf_callbacks.kernel.process.event_timeline import EventTimeline
 from perf_callbacks.kernel.process.waits import WAITS
-from perf_callbacks.kernel.settings.in_force import resolve
+from perf_callbacks.kernel.settings.resolution import resolve
 from perf_callbacks.ranks import exchange, store as board
 from perf_callbacks.stragglers import observer as stragglers
 from perf_callbacks.stragglers.text import UNSTAGED, lines

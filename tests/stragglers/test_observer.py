@@ -29,7 +29,7 @@ from perf_callbacks.kernel.process.waits import WAITS
 from perf_callbacks.kernel.records.fit_records import Steps, Summary
 from perf_callbacks.kernel.records.metric_table import SEVERAL_RANKS
 from perf_callbacks.kernel.records.rank_records import Straggler
-from perf_callbacks.kernel.settings.in_force import resolve
+from perf_callbacks.kernel.settings.resolution import resolve
 from perf_callbacks.ranks import exchange, store as board
 from perf_callbacks.stragglers import gradient_moments, observer as stragglers
 

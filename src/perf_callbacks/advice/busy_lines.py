@@ -20,7 +20,7 @@ from perf_callbacks.kernel.engine.observer import Observer
 from perf_callbacks.kernel.engine.stages import Stage
 from perf_callbacks.kernel.fit.recorder import Recorder
 from perf_callbacks.kernel.process import cpu_time, stacks
-from perf_callbacks.kernel.process.switches import SWITCHES
+from perf_callbacks.kernel.process.switch_interval import SWITCH_INTERVAL
 from perf_callbacks.kernel.process.watchdog import WATCHDOG
 
 FEWEST_LOOKS = 3
@@ -116,7 +116,7 @@ class BusyLines(Observer):
             if self._ended:
                 return False
             self._place = (self._place + GOLDEN) % 1
-            with SWITCHES.soon():
+            with SWITCH_INTERVAL.soon():
                 sleep(SHORTEST_SECONDS + SPREAD_SECONDS * self._place)
                 self._before = self._times()  # not between two looks: reading a file releases the interpreter
             look = self._look()

@@ -84,7 +84,7 @@ class Advice(Observer):
     def __init__(self, recorder: Recorder, facts: Facts, since: "_Since") -> None:
         self._recorder = recorder
         self._failures = set[str]()
-        self._ranks, self._notes = exchange.of(recorder), FindingNotes()
+        self._ranks, self._notes = exchange.exchange_of(recorder), FindingNotes()
         if self._ranks is not None:
             self._ranks.open(CHANNEL, self._notes)
         self._gains = of_run(recorder.run)
@@ -151,7 +151,7 @@ def without_run(device: torch.device) -> tuple[Finding, ...]:
 def read(model: nn.Module | None, setup: Setup, *, integration: str, device: torch.device) -> Facts:
     """The result holds no reference to the fit's objects."""
     config = _text(getattr(_inner(model), "config", None))
-    kind = devices.of(device)
+    kind = devices.device_at(device)
     features, machine = kind.features(), environment.read(device=kind)
     optimizer = next(map(_inner, setup.optimizers), None)
     groups = getattr(optimizer, "param_groups", [])

@@ -1,7 +1,7 @@
 """Rule `throttle`: heat, power or a setting holds the device's clock below its maximum."""
 
 from perf_callbacks.advice.facts import Facts, Measured, finding, timed
-from perf_callbacks.kernel.process import counters
+from perf_callbacks.kernel.process import device_use
 from perf_callbacks.kernel.records.fit_records import Finding
 from perf_callbacks.memory.device_readings import HEAT, ClockLimit
 
@@ -18,12 +18,12 @@ At full load, a device often reaches it. A power limit below the default is repo
 
 REMEDIES = {
     HEAT: ("Heat", "better cooling of the device: its air flow, its fans, the temperature of the room"),
-    counters.POWER_BRAKE: ("The power supply", "a look at the power supply, which asks the device for less power"),
-    counters.HARDWARE_SLOWDOWN: (
+    device_use.POWER_BRAKE: ("The power supply", "a look at the power supply, which asks the device for less power"),
+    device_use.HARDWARE_SLOWDOWN: (
         "The hardware",
         "a look at cooling and power supply: `nvidia-smi -q -d PERFORMANCE` shows what is active",
     ),
-    counters.BY_HAND: (
+    device_use.BY_HAND: (
         "A setting",
         "`nvidia-smi -rgc`, which resets locked clocks, or `-rac`, which resets application clocks",
     ),
@@ -46,7 +46,7 @@ def throttled(facts: Facts, _measured: Measured) -> Finding | None:
 
 def _finding(cause: str, lowered: ClockLimit, readings: int) -> Finding | None:
     share: float | None = lowered.lost / readings
-    if cause == counters.POWER_CAP:
+    if cause == device_use.POWER_CAP:
         limit, default = lowered.limit_watts, lowered.default_limit_watts
         watts = "" if limit is None else f" of {limit:.0f} W"
         who, remedy = f"The power limit{watts}", "`nvidia-smi -q -d POWER`, which shows if a higher limit is allowed"

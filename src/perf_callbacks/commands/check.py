@@ -85,8 +85,8 @@ def run(arguments: argparse.Namespace) -> int:
     off = "PERF_CALLBACKS=0" if not config.enabled else "flops=off" if config.flops == "off" else None
     dtypes = ("float32",) if here.type == "cpu" else ("bfloat16", "float32")
     may_measure = arguments.measure or here.type == "cpu"
-    reason = device.of(here).refuses()  # a driver may list GPUs that CUDA can't use
-    name, findings = device.of(here).name, advising.without_run(here)
+    reason = device.device_at(here).refuses()  # a driver may list GPUs that CUDA can't use
+    name, findings = device.device_at(here).name, advising.without_run(here)
     refused = f"{here.type} can't be used" if reason else None
     asked = config if may_measure else replace(config, measure_peak="off")
     peak = None if off or refused else peak_source.find(here, dtypes, asked)

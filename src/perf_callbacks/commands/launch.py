@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from perf_callbacks.kernel.settings.config import ConfigError
-from perf_callbacks.kernel.settings.in_force import switched_off
+from perf_callbacks.kernel.settings.resolution import switched_off
 from perf_callbacks.launch import accelerate_config, autoload
 
 SUMMARY: str = "accelerate launch, with the callback armed and settings from the section perf_callbacks of its config"

@@ -10,7 +10,7 @@ from pathlib import Path
 from perf_callbacks.commands import autoload as command
 from perf_callbacks.kernel.settings import config_file
 from perf_callbacks.kernel.settings.config import ConfigError, printable
-from perf_callbacks.kernel.settings.in_force import Settings, parse
+from perf_callbacks.kernel.settings.resolution import Settings, parse
 from perf_callbacks.launch import accelerate_config, autoload
 from perf_callbacks.report.layout import aligned
 

@@ -102,7 +102,7 @@ class Counting(Observer, Listener):
 
     def wake(self) -> None:
         self._next_after = 0
-        self._recorder.observers.look_ahead()
+        self._recorder.observers.update_due()
 
     @property
     @override
@@ -189,7 +189,7 @@ class Counting(Observer, Listener):
         if len(self._examples) > MOST_OWED:
             del self._examples[next(iter(self._examples))]
         self._next_after = min(self._next_after, self._next())
-        self._recorder.observers.look_ahead()
+        self._recorder.observers.update_due()
 
     @override
     def closed(self) -> None:
@@ -218,7 +218,7 @@ class Counting(Observer, Listener):
     def _counts(self) -> bool:
         """True if a counter may watch a step: it changes no operation, whatever this rank decides."""
         able = RUNS_UNDER_MODES or not compiles()
-        return self._live and able and not device.of(self._recorder.device).captures
+        return self._live and able and not device.device_at(self._recorder.device).captures
 
     def _await(self) -> None:
         """The next batch of each waiting shape is new to the batch reader."""

@@ -138,11 +138,11 @@ class ScheduledCollection(ActiveItem):
 
     @property
     @override
-    def asks(self) -> Mapping[str, int]:
+    def proposals(self) -> Mapping[str, int]:
         return {ASKED: min(self._least, NEVER)}
 
     @override
-    def agreed(self, least: Mapping[str, int], step: int) -> None:
+    def adopted(self, least: Mapping[str, int], step: int) -> None:
         pending, _ = self._agreed or (self._interval, step)
         interval = least.get(ASKED, pending)
         if 0 < interval < pending:

@@ -1,8 +1,4 @@
-"""Functions of the module `time`, imported once.
-
-The user's test may replace `time.perf_counter` by a mock that returns prepared values. perf_callbacks uses the real
-clock, and takes no values from the mock. Only this module and standalone scripts import `time`.
-"""
+"""Functions of the module `time`, imported once: a user's test may mock `time.perf_counter`, with values for itself."""
 
 import time
 from collections.abc import Callable
@@ -13,15 +9,12 @@ __all__ = ["cpu_seconds_of", "monotonic", "perf_counter", "process_time", "secon
 
 
 def cpu_seconds_of(thread: int) -> Callable[[], float] | None:
-    """Return a function that returns the CPU time of a running thread. None: this system has no such clock.
-
-    The clock is more exact than /proc. The call doesn't release the GIL.
-    """
+    """Return a reader of a running thread's CPU time, if the system has it. More exact than /proc; it keeps the GIL."""
     if not hasattr(time, "pthread_getcpuclockid"):
         return None
     return partial(time.clock_gettime, time.pthread_getcpuclockid(thread))
 
 
 def seconds_since_boot() -> float:
-    """Return the seconds since the machine booted, including suspend. Outside of Linux, raise `AttributeError`."""
+    """With suspend. Outside of Linux, raise `AttributeError`."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)

@@ -15,7 +15,12 @@ def _escape(record: logging.LogRecord) -> bool:
     """Escape control characters in a log message, because its names and paths may come from anywhere."""
     args = record.args
     if isinstance(args, tuple):  # a line end in an argument would begin a new log line
-        record.args = tuple([printable(str(one)) if isinstance(one, str | Path | Exception) else one for one in args])
+        record.args = tuple(
+            [
+                printable(str(argument)) if isinstance(argument, str | Path | Exception) else argument
+                for argument in args
+            ]
+        )
     record.msg, record.args = _by_line(record.getMessage()), None
     if record.exc_info:
         record.exc_text = _by_line(logging.Formatter().formatException(record.exc_info))
@@ -36,12 +41,9 @@ class Measuring(Protocol):
     """Object that measures until one of its methods raises an error."""
 
     @property
-    def active(self) -> bool:
-        """True while the object measures."""
-        ...
+    def active(self) -> bool: ...
 
-    def fail(self, error: Exception) -> None:
-        """End measuring after an error of the callback itself."""
+    def fail(self, error: Exception) -> None: ...
 
 
 M = TypeVar("M", bound=Measuring)
@@ -107,10 +109,7 @@ class guard:  # noqa: N801 named like `contextlib.suppress`
 
 
 def logs(log: Callable[..., None], message: str, *, trace: bool = False) -> Callable[[Exception], None]:
-    """Return a handler for `guard` that logs `message`, with the error in place of `%s`.
-
-    With `trace=True`, the handler also logs the traceback.
-    """
+    """Return a handler for `guard` that logs `message`, with the error for `%s`, and perhaps the traceback."""
 
     def handle(error: Exception) -> None:
         let_pass(error)

@@ -1,4 +1,4 @@
-"""Call a method whose object may have been freed."""
+"""Calls of methods whose objects may have been freed."""
 
 import weakref
 from collections.abc import Callable
@@ -9,14 +9,11 @@ T = TypeVar("T")
 
 
 def weakly(method: Callable[P, T]) -> Callable[P, T | None]:
-    """Return a function that calls `method` without keeping the object of the method alive.
-
-    Once the object is freed, the function returns None.
-    """
+    """Call `method` without keeping its object alive. Once the object is freed, the call returns None."""
     reference = weakref.WeakMethod(method)
 
     def call(*args: P.args, **kwargs: P.kwargs) -> T | None:
-        found = reference()
-        return None if found is None else found(*args, **kwargs)
+        bound = reference()
+        return None if bound is None else bound(*args, **kwargs)
 
     return call

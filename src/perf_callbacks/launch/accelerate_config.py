@@ -9,7 +9,7 @@ from typing import Any
 from perf_callbacks.kernel.foreign_errors import let_pass
 from perf_callbacks.kernel.settings import config_file
 from perf_callbacks.kernel.settings.config import ConfigError
-from perf_callbacks.kernel.settings.in_force import FILE, SECTION, FileEntry, parse, variable
+from perf_callbacks.kernel.settings.resolution import FILE, SECTION, FileEntry, parse, variable
 
 KEY = "perf_callbacks"
 

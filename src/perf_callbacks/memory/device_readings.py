@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from statistics import fmean
 
 from perf_callbacks.kernel.engine.resources import GPU_MEMORY, RESIDENT, RESOURCES
-from perf_callbacks.kernel.process import counters
-from perf_callbacks.kernel.process.counters import DeviceUse
+from perf_callbacks.kernel.process import device_use
+from perf_callbacks.kernel.process.device_use import DeviceUse
 from perf_callbacks.kernel.records.summary_parts import EnergySummary
 
 FEWEST_STEPS = 20  # fewest steps for an energy per step: a reading in the middle of a step is off by up to one step
@@ -15,12 +15,12 @@ FEWEST_STEPS = 20  # fewest steps for an energy per step: a reading in the middl
 HEAT = "heat"
 
 CAUSES = {
-    counters.HARDWARE_HEAT: HEAT,
-    counters.DRIVER_HEAT: HEAT,
-    counters.POWER_BRAKE: counters.POWER_BRAKE,
-    counters.HARDWARE_SLOWDOWN: counters.HARDWARE_SLOWDOWN,
-    counters.BY_HAND: counters.BY_HAND,
-    counters.POWER_CAP: counters.POWER_CAP,
+    device_use.HARDWARE_HEAT: HEAT,
+    device_use.DRIVER_HEAT: HEAT,
+    device_use.POWER_BRAKE: device_use.POWER_BRAKE,
+    device_use.HARDWARE_SLOWDOWN: device_use.HARDWARE_SLOWDOWN,
+    device_use.BY_HAND: device_use.BY_HAND,
+    device_use.POWER_CAP: device_use.POWER_CAP,
 }
 """Cause of a lower clock by the driver's reason, the most serious first; only the first counts."""
 

@@ -16,7 +16,7 @@ from perf_callbacks.kernel.fit.recorder import Recorder, log
 from perf_callbacks.kernel.fit.setup import Training
 from perf_callbacks.kernel.foreign_errors import let_pass
 from perf_callbacks.kernel.process import device, processes
-from perf_callbacks.kernel.process.counters import DeviceUse
+from perf_callbacks.kernel.process.device_use import DeviceUse
 from perf_callbacks.kernel.process.nvml import Monitor
 from perf_callbacks.kernel.process.watchdog import WATCHDOG
 from perf_callbacks.kernel.records.fit_records import Record
@@ -71,7 +71,7 @@ class MemoryWatch(Observer):
         self._noted: tuple[float, processes.Processes] | None = None
         self._monitor: Monitor | None = None
         self._devices = device.of_model(model, recorder.device, recorder.run.devices)
-        self._uuid = device.of(recorder.device).features().uuid
+        self._uuid = device.device_at(recorder.device).features().uuid
         self._ended = False
         self.use = MemoryUse()
         self._readings = DeviceReadings()

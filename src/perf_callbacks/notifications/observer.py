@@ -13,7 +13,7 @@ from perf_callbacks.kernel.engine.observer import Observer
 from perf_callbacks.kernel.failures import guard, logs
 from perf_callbacks.kernel.fit.recorder import Recorder, log
 from perf_callbacks.kernel.fit.setup import Training
-from perf_callbacks.kernel.process import beside
+from perf_callbacks.kernel.process import helper_process
 from perf_callbacks.kernel.process.watchdog import WATCHDOG
 from perf_callbacks.kernel.records.fit_records import Record, Summary
 from perf_callbacks.kernel.settings.config import printable
@@ -38,7 +38,7 @@ def begin(recorder: Recorder, _training: Training) -> "Notifications | None":
     command = recorder.on_event
     if not command:
         return None
-    reason = beside.why_not("commands for events")
+    reason = helper_process.why_not("commands for events")
     if reason is None and shutil.which(command[0]) is None:
         reason = f"there is no program {printable(command[0])!r}"
     if reason is not None:

@@ -14,7 +14,7 @@ from typing import Any
 
 from perf_callbacks.kernel.clock import monotonic, sleep
 from perf_callbacks.kernel.foreign_errors import let_pass, suppress
-from perf_callbacks.kernel.process.beside import NO_SIGNAL, SideProcess, let_go
+from perf_callbacks.kernel.process.helper_process import NO_SIGNAL, HelperProcess, let_go
 from perf_callbacks.kernel.process.watchdog import WATCHDOG
 from perf_callbacks.kernel.settings.config import printable
 from perf_callbacks.kernel.settings.on_event import VARIABLE
@@ -34,7 +34,7 @@ POLL_SECONDS = 0.01
 log = logging.getLogger("perf_callbacks")
 
 
-class Sender(SideProcess):
+class Sender(HelperProcess):
     """Passes events to a side process. Any thread may call the methods, and no method waits."""
 
     def __init__(self, command: Sequence[str], lost: dict[str, Any] | None, seconds: float = COMMAND_SECONDS) -> None:

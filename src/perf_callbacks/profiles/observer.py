@@ -17,7 +17,7 @@ from perf_callbacks.kernel.failures import describe, guard, logs
 from perf_callbacks.kernel.fit.recorder import Recorder, log
 from perf_callbacks.kernel.fit.setup import Training
 from perf_callbacks.kernel.foreign_errors import let_pass
-from perf_callbacks.kernel.process import beside, torch_profiler
+from perf_callbacks.kernel.process import helper_process, torch_profiler
 from perf_callbacks.kernel.process.torch_profiler import StepProfiler
 from perf_callbacks.kernel.process.watchdog import WATCHDOG
 from perf_callbacks.kernel.records.codec import unpack
@@ -59,7 +59,7 @@ def begin(recorder: Recorder, training: Training) -> "ProfileWatch | None":
     setting = recorder.config.profile
     if setting == "off":
         return None
-    reason = beside.why_not("profiles")
+    reason = helper_process.why_not("profiles")
     if recorder.journal_path is None:
         reason = "there is no journal"
     elif setting == AUTO and recorder.config.stragglers == "off":
@@ -124,11 +124,11 @@ class ProfileWatch(Observer):
 
     @property
     @override
-    def asks(self) -> Mapping[str, int]:
+    def proposals(self) -> Mapping[str, int]:
         return {WISH: self._wish} if self._auto else {}
 
     @override
-    def agreed(self, least: Mapping[str, int], step: int) -> None:
+    def adopted(self, least: Mapping[str, int], step: int) -> None:
         value = least.get(WISH, NO_WISH)
         turn, rank = divmod(value, PER_TURN)
         if self._auto and value < NO_WISH and turn > self._agreed:

@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from perf_callbacks.kernel.foreign_errors import suppress
-from perf_callbacks.kernel.process.beside import NO_SIGNAL, SideProcess, let_go
-from perf_callbacks.kernel.settings.in_force import SWITCH
+from perf_callbacks.kernel.process.helper_process import NO_SIGNAL, HelperProcess, let_go
+from perf_callbacks.kernel.settings.resolution import SWITCH
 from perf_callbacks.profiles import side_process
 
 
-class Reducer(SideProcess):
+class Reducer(HelperProcess):
     """Starts the side process with the fit, because a later start would delay training."""
 
     def __init__(self) -> None:

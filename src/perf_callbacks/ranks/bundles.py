@@ -1,8 +1,4 @@
-"""Bundles: the data of several ranks for one window, with summed amounts and with the signals of each rank.
-
-A rank's part is its data for one window. The first rank of a machine bundles the parts of all ranks of the machine. So
-rank 0 handles one bundle per machine instead of one part per rank.
-"""
+"""Bundles: the data of several ranks for one window. A machine's first rank makes one, so rank 0 gets one note each."""
 
 from array import array
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -17,45 +13,39 @@ from perf_callbacks.kernel.records.fit_records import Window
 Number = TypeVar("Number", int, float)
 
 MOST = 2**96
-"""Limit for an amount, such as a number of FLOPs. An amount at or above the limit counts as unknown."""
+"""An amount at or above this counts as unknown."""
 
 
 @dataclass(kw_only=True, slots=True)  # a frozen class takes four times as long to build, and rank 0 builds hundreds
 class Bundle:
-    """Work of several ranks in one window. The ranks agree in their step counts and in the names of their signals."""
+    """Work of several ranks in one window. They agree in their step counts and in the names of their signals."""
 
     window: int
-    """Number of the window. The fields from `window` to `attempt` have the same meaning as in `Part`."""
+    """The fields up to `attempt` mean the same as in `Part`."""
     length: int
     world_size: int
     data_parallel: int
     steps: int
     attempt: int
     seconds: float
-    """Seconds that the slowest rank of the bundle took."""
+    """Of the bundle's slowest rank."""
     amounts: tuple[int | None, ...]
-    """Sums over the bundle's ranks: samples, tokens, useful tokens, model FLOPs and hardware FLOPs. A sum is None if a
-    rank doesn't know its amount."""
+    """Sums of samples, tokens, useful tokens, model FLOPs, hardware FLOPs. None: unknown for a rank."""
     asks: Mapping[str, int]
-    """Maps the name of a proposal to the smallest value that a rank proposes."""
     ranks: "array[int]"
-    """The ranks, in ascending order."""
     axes: tuple[str, ...]
     """Names of the coordinates of each rank, such as "data". Empty: unknown."""
     places: "array[int]"
-    """Coordinates of the first rank, then of the second rank, and so on. Each rank's coordinates are in the order of
-    `axes`."""
+    """Coordinates rank by rank, in the order of `axes`."""
     names: tuple[str, ...]
-    """Names of the signals."""
     columns: "array[float]"
-    """Values of the signals, rank by rank. The signals of a rank are in the order of `names`. Each signal has `length`
-    values."""
+    """Signals rank by rank, in the order of `names`. Each has `length` values."""
     resources: "array[float]"
-    """Use of the machine, rank by rank, in the order of `RESOURCES`. `UNKNOWN` stands for an unknown value."""
+    """Use of the machine rank by rank, in the order of `RESOURCES`, with `UNKNOWN`."""
 
     @classmethod
-    def of(cls, part: Part) -> "Bundle":
-        """Make a bundle from one rank's part. The part's useful tokens must already be read from the device."""
+    def from_part(cls, part: Part) -> "Bundle":
+        """The part's useful tokens must already be read from the device."""
         amounts = part.samples, part.tokens, part.useful_tokens, part.model_flops, part.hardware_flops
         return cls(
             window=part.window,
@@ -88,7 +78,7 @@ class Bundle:
         }
 
     def roles(self) -> dict[int, dict[str, int]]:
-        """Return the coordinates of each rank, by name. Empty means that the coordinates are unknown."""
+        """Return the coordinates of each rank, by name; none if unknown."""
         number = len(self.axes)
         starts = range(0, len(self.places), number) if number else ()
         places = [self.places[start : start + number] for start in starts]
@@ -96,10 +86,7 @@ class Bundle:
 
 
 class RankSignals(Mapping[str, "array[float]"]):
-    """Signals of one rank, by name.
-
-    A signal is copied from the bundle only when it is read, because most signals are never read.
-    """
+    """Signals of one rank, copied from the bundle only when read, because most never are."""
 
     __slots__ = ("_columns", "_length", "_places", "_start")
 
@@ -111,7 +98,7 @@ class RankSignals(Mapping[str, "array[float]"]):
         return self._columns[at : at + self._length]
 
     def __contains__(self, name: object) -> bool:
-        """Return True if the rank has this signal. The signal itself is not read."""
+        """The signal itself is not read."""
         return name in self._places
 
     def __iter__(self) -> Iterator[str]:
@@ -122,35 +109,33 @@ class RankSignals(Mapping[str, "array[float]"]):
 
 
 def bundled(bundles: Iterable[Bundle]) -> list[Bundle]:
-    """Merge bundles that have the same window, counts and names. The bundles must be sorted by rank."""
+    """Merge bundles, sorted by rank, that have the same window, counts and names."""
     alike: dict[object, list[Bundle]] = {}
-    for one in bundles:
-        alike.setdefault((*_counting(one), one.attempt, one.axes, one.names), []).append(one)
+    for bundle in bundles:
+        alike.setdefault((*_counting(bundle), bundle.attempt, bundle.axes, bundle.names), []).append(bundle)
     return [some[0] if len(some) == 1 else _together(some) for some in alike.values()]
 
 
 def _together(bundles: Sequence[Bundle]) -> Bundle:
     asks = bundles[0].asks
-    for one in bundles[1:]:
-        asks = _least(asks, one.asks)
+    for bundle in bundles[1:]:
+        asks = _least(asks, bundle.asks)
     return replace(
         bundles[0],
-        seconds=max([one.seconds for one in bundles]),
-        amounts=tuple([plus(*amounts) for amounts in zip(*[one.amounts for one in bundles], strict=True)]),
+        seconds=max([bundle.seconds for bundle in bundles]),
+        amounts=tuple([plus(*amounts) for amounts in zip(*[bundle.amounts for bundle in bundles], strict=True)]),
         asks=asks,
-        ranks=_joined("I", [one.ranks for one in bundles]),
-        places=_joined("q", [one.places for one in bundles]),
-        columns=_joined("f", [one.columns for one in bundles]),
-        resources=_joined("f", [one.resources for one in bundles]),
+        ranks=_joined("I", [bundle.ranks for bundle in bundles]),
+        places=_joined("q", [bundle.places for bundle in bundles]),
+        columns=_joined("f", [bundle.columns for bundle in bundles]),
+        resources=_joined("f", [bundle.resources for bundle in bundles]),
     )
 
 
 class Combination:
     """Sums the data of all ranks for one window. To keep each call short, `add` takes only some ranks at a time.
 
-    Sums are exact. A sum is unknown if a rank is missing or doesn't know its amount. If several ranks compute the same
-    samples, the sum is divided by the number of these ranks. If the division of the sum leaves a remainder, the ranks
-    counted differently, and the sum is unknown.
+    Sums are exact; unknown if a rank's is, and after a remainder: ranks of the same samples then counted differently.
     """
 
     def __init__(self) -> None:
@@ -162,21 +147,17 @@ class Combination:
         self._resources = array("f")
 
     def add(self, bundles: Collection[Bundle]) -> None:
-        for one in bundles:
-            self._counting.add(_counting(one))
-            self._ranks.extend(one.ranks)
-            self._resources.extend(one.resources)
-            self._seconds = max(self._seconds, one.seconds)
-            self._asks = one.asks if self._asks is None else _least(self._asks, one.asks)
-        amounts = zip(*[one.amounts for one in bundles], strict=True)
-        self._sums = [plus(known, *column) for known, column in zip(self._sums, amounts, strict=False)]
+        for bundle in bundles:
+            self._counting.add(_counting(bundle))
+            self._ranks.extend(bundle.ranks)
+            self._resources.extend(bundle.resources)
+            self._seconds = max(self._seconds, bundle.seconds)
+            self._asks = bundle.asks if self._asks is None else _least(self._asks, bundle.asks)
+        amounts = zip(*[bundle.amounts for bundle in bundles], strict=True)
+        self._sums = [plus(total, *column) for total, column in zip(self._sums, amounts, strict=False)]
 
     def window(self, missing: Sequence[int] = ()) -> Window | None:
-        """Return the combined window of all ranks except the missing ranks.
-
-        Return None if the ranks' data don't fit together, for example because ranks included different numbers of
-        steps.
-        """
+        """None: the data don't fit together, such as different numbers of included steps."""
         if len(self._counting) != 1:
             return None
         ((window, length, world_size, data_parallel, steps),) = self._counting
@@ -207,13 +188,13 @@ class Combination:
         )
 
 
-def _counting(one: Bundle) -> tuple[int, int, int, int, int]:
+def _counting(bundle: Bundle) -> tuple[int, int, int, int, int]:
     """Return the numbers that must agree on all ranks of a window."""
-    return one.window, one.length, one.world_size, one.data_parallel, one.steps
+    return bundle.window, bundle.length, bundle.world_size, bundle.data_parallel, bundle.steps
 
 
 def _least(asks: Mapping[str, int], others: Mapping[str, int]) -> Mapping[str, int]:
-    """Return the smaller of the two values for each name that is in both mappings."""
+    """Return the smaller value of each name that is in both."""
     if asks == others:
         return asks
     return {name: min(asks[name], others[name]) for name in sorted({*asks} & {*others})}
@@ -221,6 +202,6 @@ def _least(asks: Mapping[str, int], others: Mapping[str, int]) -> Mapping[str, i
 
 def _joined(kind: str, arrays: "Iterable[array[Number]]") -> "array[Number]":
     joined: array[Number] = array(kind)
-    for one in arrays:
-        joined.extend(one)
+    for column in arrays:
+        joined.extend(column)
     return joined

@@ -1,8 +1,4 @@
-"""Named channels between ranks: features write notes, and the exchange passes the notes on without reading them.
-
-A channel has one note of each rank, and one shared note that all ranks read. A note is text, which the feature packs
-and unpacks.
-"""
+"""Named channels between ranks, with one text of each rank, and one that all read, which the exchange doesn't."""
 
 from abc import ABC, abstractmethod
 
@@ -16,30 +12,28 @@ class Channel:
     def __init__(self, name: str, board: StoreNotes | FileNotes, fit: str, *, rank: int, world_size: int) -> None:
         self.rank, self.world_size = rank, world_size
         self.fit = fit
-        """Id of the fit."""
         self.seen = ""
-        """Most recent shared note that this rank read or wrote. The text begins with the id of the fit. In a job of
-        many ranks, the first rank of each machine passes the shared note on to the machine's other ranks."""
+        """Newest shared note here, with the id of its fit. A machine's first rank may pass it on to the others."""
         self._name, self._board = name, board
 
     @property
     def reads_all(self) -> bool:
-        """True if this rank reads the notes of all ranks. False if another rank of the same machine reads the notes."""
+        """False: another rank of this machine reads the notes of all ranks."""
         return isinstance(self._board, StoreNotes)
 
     def put(self, note: str) -> None:
         self._board.write(rank_key(self._name, self.rank), f"{self.fit} {note}")
 
     def notes(self) -> dict[int, str]:
-        """Read the notes of all ranks; empty if another rank of this machine reads the notes."""
+        """None if another rank of this machine reads the notes."""
         if not isinstance(self._board, StoreNotes):
             return {}
         keys = {rank_key(self._name, rank): rank for rank in range(self.world_size)}
-        found = {keys[key]: self._own(text) for key, text in self._board.read_some(*keys).items()}
-        return {rank: note for rank, note in found.items() if note}
+        notes = {keys[key]: self._own(text) for key, text in self._board.read_some(*keys).items()}
+        return {rank: note for rank, note in notes.items() if note}
 
     def shared(self) -> str:
-        """Read the shared note; "" if there is none."""
+        """Read the shared note, perhaps ""."""
         self.seen = next(iter(self._board.read(self._name)), "")
         return self._own(self.seen)
 
@@ -48,7 +42,7 @@ class Channel:
         self._board.write(self._name, self.seen)
 
     def claim(self, note: str) -> bool:
-        """Write the shared note, and return True. Return False if another rank changed the note that this rank saw."""
+        """Write the shared note. False: another rank has changed the note that this rank saw."""
         new = f"{self.fit} {note}"
         claimed = isinstance(self._board, StoreNotes) and self._board.claim(self._name, new, self.seen)
         if claimed:
@@ -56,7 +50,7 @@ class Channel:
         return claimed
 
     def forget(self) -> None:
-        """Forget the shared note. The machine's other ranks see no shared note until this rank reads the note again."""
+        """The machine's other ranks see no shared note until this rank reads the note again."""
         self.seen = ""
 
     def _own(self, text: str) -> str:
@@ -66,10 +60,7 @@ class Channel:
 
 
 class ChannelHandler(ABC):
-    """Base class for a feature that uses a channel. The exchange calls the handler in a side thread.
-
-    The side thread keeps the handler alive, so a handler must hold neither the recorder nor the exchange.
-    """
+    """A feature that uses a channel. The exchange's thread keeps it alive: it must hold no recorder and no exchange."""
 
     @abstractmethod
     def round(self, channel: Channel, now: float) -> float | None:

@@ -1,7 +1,7 @@
 """Exchange of windows between ranks during training, without collectives and without waits in the training thread.
 
-A side thread makes all calls to the process group's store, and each call returns at once. A rank that hangs or lacks
-the callback sends no data. Rank 0 closes a window even if the data of some ranks are missing.
+A side thread makes all calls to the store, and each returns at once. Rank 0 closes a window even without a rank that
+hangs or lacks the callback.
 """
 
 import atexit
@@ -29,19 +29,19 @@ from perf_callbacks.ranks.node import Node, gathered
 from perf_callbacks.ranks.rounds import MANY, SOON, Follower, Rounds
 
 AGREE_SECONDS = 5.0
-"""Seconds that the start of a fit may wait for rank 0."""
+"""Longest wait of a fit's start for rank 0."""
 
 CLOSE_SECONDS = 2.0
-"""Seconds that the end of a fit may wait for the side thread. If the store answers, the thread ends at once."""
+"""Longest wait of a fit's end for the side thread. If the store answers, it ends at once."""
 
 EXIT_SECONDS = 1.0
-"""Longest wait, in seconds, for the side threads at the exit of the interpreter."""
+"""Longest wait of the interpreter's exit for the side threads."""
 
 log = logging.getLogger("perf_callbacks")
 
 
 def meet(place: Place, config: PerfConfig) -> "Exchange | None":
-    """Start the exchange between the ranks of a fit. Return None for a single rank, or without a usable store."""
+    """None: a single rank, or no usable store."""
     try:
         store = store_room.default_store() if place.world_size > 1 else None
         if store is None:
@@ -74,16 +74,14 @@ def meet(place: Place, config: PerfConfig) -> "Exchange | None":
     return exchange
 
 
-def of(recorder: Recorder) -> "Exchange | None":
-    """Return the exchange of a fit; None if the fit has none."""
+def exchange_of(recorder: Recorder) -> "Exchange | None":
     return recorder.ranks if isinstance(recorder.ranks, Exchange) else None
 
 
 class Exchange:
-    """One rank's side of the exchange in one fit, for the training thread. Only `agree` and `close` wait.
+    """One rank's side of the exchange, for the training thread. Only `agree` and `close` wait.
 
-    All ranks use the window length, the run id and the directory of rank 0. If the window length of rank 0 is None, the
-    ranks exchange nothing.
+    All ranks use the window length, the run id and the directory of rank 0. Without a length, ranks exchange nothing.
     """
 
     def __init__(
@@ -117,22 +115,19 @@ class Exchange:
         self._talk.start()
 
     def agree(self, timeout: float = AGREE_SECONDS) -> JobSettings | None:
-        """Return rank 0's settings, or None after the timeout.
-
-        If the settings come after the timeout, `job_settings` holds them.
-        """
+        """Return rank 0's settings, or None after the timeout; `job_settings` may have them later."""
         if self._talk.here:
             self._rounds.agreed.wait(timeout)
         return self._rounds.job_settings
 
     @property
     def job_settings(self) -> JobSettings | None:
-        """Settings of this fit, announced by rank 0. None: not known yet."""
+        """As announced by rank 0. None: not known yet."""
         return self._rounds.job_settings
 
     @property
     def window(self) -> int | None:
-        """Number of optimizer steps in a window. None: the number is not known yet, or nothing is exchanged."""
+        """Optimizer steps in a window. None: not known yet, or nothing is exchanged."""
         return self._rounds.job_settings.window if self._rounds.job_settings is not None else None
 
     @property
@@ -151,47 +146,36 @@ class Exchange:
         self._rounds.role = dict(role)
 
     def set_reader(self, reader: WindowReader) -> None:
-        """Register the reader of the gathered windows on rank 0; other ranks ignore the call.
-
-        The exchange holds only a weak reference to the reader, because the side thread must not keep an abandoned fit
-        alive. A reader that raises an exception gets no more windows.
-        """
+        """On rank 0, windows go to the reader until it raises. It is held weakly, for abandoned fits."""
         if isinstance(self._rounds, Leader):
             self._rounds.reader = weakref.WeakMethod(reader)
 
     @property
     def latest(self) -> Window | None:
-        """Newest closed window that has reached this rank. None before the first window."""
+        """Newest closed window that has reached this rank. None before the first."""
         return self._rounds.latest
 
     @property
     def failure(self) -> str | None:
-        """Error that stopped the exchange early. None: no error."""
+        """Error that stopped the exchange early."""
         return self._rounds.failure
 
     def open(self, name: str, handler: ChannelHandler) -> None:
-        """Open a channel for a feature. The side thread calls the handler in each round.
-
-        In a job of many ranks, notes go through the first rank of each machine. The first rank must open the channel
-        too.
-        """
+        """The side thread calls the handler in each round. In large jobs, each machine's first must open it too."""
         self._rounds.open(name, handler)
 
     def wake(self) -> None:
-        """Make the side thread run a round soon, because a handler has a note to write."""
+        """Run a round soon, because a handler has a note to write."""
         self._talk.wake()
 
     def offer(self, part: Part) -> None:
-        """Hand this rank's data of a finished window to the side thread, which keeps only recent windows.
-
-        `offer` doesn't wait for a device that still computes the useful tokens.
-        """
+        """Hand a window to the side thread, which keeps recent ones, without a wait for useful tokens."""
         if self._talk.here:
             self._rounds.offers.append(part)
             self._talk.wake()
 
     def take(self) -> list[Window]:
-        """Return the windows that were closed since the previous call of this method, for rank 0's journal."""
+        """Return the windows that were closed since the previous call, for rank 0's journal."""
         finished = self._rounds.finished
         return [finished.popleft() for _ in range(len(finished))]
 
@@ -202,8 +186,6 @@ class Exchange:
 
 
 class _ExchangeThread:
-    """The side thread that runs the rounds of the exchange."""
-
     def __init__(self, rounds: Rounds, clock: Callable[[], float]) -> None:
         self._rounds = rounds
         self._clock = clock
@@ -218,7 +200,6 @@ class _ExchangeThread:
         return os.getpid() == self._process
 
     def start(self) -> None:
-        """Start the thread, once."""
         if self._thread is not None or self._ending or not self.here:
             return
         self._thread = threading.Thread(target=self._run, name="perf_callbacks ranks", daemon=True)
@@ -231,7 +212,7 @@ class _ExchangeThread:
             self._finish()
 
     def wake(self) -> None:
-        """Wake the side thread, because there is something to do. In a forked child, there is no side thread."""
+        """In a forked child, there is no side thread to wake."""
         if self.here and self._calls.empty():
             self._calls.put(None)
 
@@ -258,10 +239,7 @@ class _ExchangeThread:
         self._finish()
 
     def _rest(self, pause: float | None, began: float) -> None:
-        """Sleep until the next round is due or `wake` is called.
-
-        After a call of `wake`, the next round begins at least `SOON` seconds after the start of the previous round.
-        """
+        """Sleep until the next round is due or, `SOON` seconds after the last one began, `wake` is called."""
         try:
             self._calls.get(timeout=pause)
         except queue.Empty:
@@ -281,7 +259,7 @@ class _ExchangeThread:
 
 
 def _node(store: Any, place: Place) -> Node | None:
-    """Return the `Node` of this machine, or None if every rank of the machine talks with the store directly."""
+    """None: every rank of the machine talks with the store directly."""
     address = store_room.address(store)
     if address is None:
         return None
@@ -299,10 +277,7 @@ _running: set[_ExchangeThread] = set()
 
 
 def _at_exit() -> None:
-    """Stop the side threads at the exit of the interpreter, and wait until they have ended.
-
-    If a thread returned from the store during the shutdown of the interpreter, the process would abort.
-    """
+    """If a thread returned from the store during the shutdown of the interpreter, the process would abort."""
     talks = list(_running)
     for talk in talks:
         talk.end(politely=False)

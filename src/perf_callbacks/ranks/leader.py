@@ -1,4 +1,4 @@
-"""Rank 0's side of the exchange: sends settings to all ranks, and combines the data of all ranks into windows."""
+"""Rank 0's side of the exchange: sends settings to all ranks, and combines their data into windows."""
 
 import logging
 from array import array
@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 from perf_callbacks.kernel.clock import perf_counter, sleep
-from perf_callbacks.kernel.engine.windows import GatheredWindow, JobSettings, WindowReader, hold
+from perf_callbacks.kernel.engine.windows import GatheredWindow, JobSettings, WindowReader, with_holds
 from perf_callbacks.kernel.failures import describe, guard
 from perf_callbacks.kernel.foreign_errors import let_pass
 from perf_callbacks.kernel.records.codec import pack
@@ -19,62 +19,51 @@ from perf_callbacks.ranks.rounds import MANY, Rounds, mark, note_of_window, pati
 from perf_callbacks.ranks.store import StoreNotes
 
 SOON_OF_MANY = 1.0
-"""In a job of more than `MANY` ranks, rank 0 waits this many seconds after the end of its own window before it looks
-for other ranks' data. In a job of so many ranks, each look costs milliseconds."""
+"""Wait after rank 0's own window, in a job of more than `MANY` ranks, where each look costs milliseconds."""
 
 SELDOM_OF_MANY = 3.0
-"""Factor for the pauses of rank 0 in a job of more than `MANY` ranks. If rank 0 has waited 1 s for missing data, it
-pauses for 3 s before it looks again. Rank 0's second look comes after 4 s, later than `GATHER_SECONDS`."""
+"""Factor for rank 0's pauses in such a job: its second look comes after 4 s, later than `GATHER_SECONDS`."""
 
 SLICE_SECONDS = 0.001
-"""Seconds of work after which a side thread yields the GIL to training. The side thread may hold the GIL half a
-millisecond longer than `SLICE_SECONDS`."""
+"""Work of a side thread until it yields the GIL. It may hold the GIL half a millisecond longer."""
 
 SLICE = 128
-"""Number of bundles or ranks between two readings of the clock, where each takes a microsecond or less."""
+"""Bundles or ranks, of a microsecond or less, between two readings of the clock."""
 
 BREATH_SECONDS = 0.0002
-"""Seconds between two slices of work. After a sleep of 0 s, the thread may take the GIL back before a waiting thread
-has woken up."""
+"""Between two slices of work. After a sleep of 0 s, the thread may take the GIL back before another has woken up."""
 
 MOST_READ, MOST_BYTES = 32, 400_000
-"""Limits of a request: at most `MOST_READ` notes, with at most `MOST_BYTES` bytes of signals. The thread holds the GIL
-while torch copies an answer. An answer of 51 MB, such as 32 notes of machines with 64 ranks, held the GIL for 0.1 s."""
+"""Notes, and bytes, of one request: while torch copied 51 MB, 32 notes of machines with 64 ranks, it held the GIL
+0.1 s."""
 
 LATE_SECONDS = 1.0
-"""If rank 0's first round after a deadline comes more than this many seconds late, rank 0's process was suspended. The
-store was suspended too, because rank 0's process serves the store. After a suspension, rank 0 keeps the window open for
-`LATE_SECONDS` more, so that delayed notes of other ranks arrive."""
+"""After a deadline, so late a first round means that rank 0 was suspended, with the store. The window then stays
+open for so many seconds more."""
 
 MOST_SHOWN = 8
-"""Largest number of missing ranks that the warning names."""
+"""Missing ranks that the warning names."""
 
 OWN = -1
-"""Key of rank 0's own part in `_Pending.bundles`. Rank 0's own part doesn't go through the store."""
+"""Key of rank 0's own part in `_Pending.bundles`, which doesn't go through the store."""
 
 log = logging.getLogger("perf_callbacks")
 
 
 @dataclass(slots=True)
 class _Pending:
-    """A window that rank 0 has not closed yet."""
-
     since: float
     deadline: float
     look_at: float
     bundles: dict[int, list[Bundle]] = field(default_factory=dict)
-    """Bundles received so far from each source. A source is a rank that writes bundles to the store."""
+    """By source: a rank that writes bundles to the store."""
     ranks: set[int] = field(default_factory=set)
-    """Ranks of all received bundles."""
+    """Of all received bundles."""
     prolonged: bool = False
     """True: the deadline was postponed, because rank 0's process was suspended."""
 
     def take(self, source: int, bundles: list[Bundle]) -> bool:
-        """If the new bundles are valid, replace the bundles of a source, and return True. Else return False.
-
-        Bundles are valid if they contain all ranks of the source's previous bundles, and at least one more rank.
-        Bundles with a rank of another source are not valid.
-        """
+        """Replace a source's bundles by valid ones: its earlier ranks, one more, and none of another source."""
         ranks = [rank for bundle in bundles for rank in bundle.ranks]
         before = {rank for bundle in self.bundles.get(source, ()) for rank in bundle.ranks}
         new = {*ranks} - before
@@ -86,13 +75,12 @@ class _Pending:
 
 
 class GilYield:
-    """Sleeps for a moment after each slice of the work of a side thread, so that the training thread gets the GIL."""
+    """Sleeps for a moment after each slice of a side thread's work, so that the training thread gets the GIL."""
 
     def __init__(self) -> None:
         self._since = perf_counter()
 
     def __call__(self, after: float = SLICE_SECONDS) -> None:
-        """Sleep if this thread has worked for more than `after` seconds."""
         if perf_counter() - self._since > after:
             sleep(BREATH_SECONDS)
             self._since = perf_counter()
@@ -107,12 +95,11 @@ class Leader(Rounds):
         super().__init__(store, rank=0, world_size=world_size, attempt=attempt, node=node)
         self.job_settings = self._mine = job_settings
         self.reader: Callable[[], WindowReader | None] = lambda: None
-        """Return the reader of the windows, or None without a reader. A reader that raises gets no more windows."""
+        """None: there is no reader. A reader that raises gets no more windows."""
         self._mark = mark(job_settings.fit)
         self._together = 1 if node is None else len(node.ranks)
         self._sources = [rank - rank % self._together for rank in range(world_size)]
-        """Entry r is the rank that writes the data of rank r to the store. Until data arrive, the entry is guessed from
-        the number of ranks on this machine."""
+        """The rank that writes each rank's data to the store; a guess from this machine's ranks until data arrive."""
         self._said = self._warned = False
         self._yield = GilYield()
         self._pending: dict[int, _Pending] = {}
@@ -134,7 +121,7 @@ class Leader(Rounds):
         for part in self._drained(self._mine.window or 0):
             deadline = now + patience(part)
             pending = self._pending[part.window] = _Pending(now, deadline, now + SOON_OF_MANY)
-            pending.take(OWN, [Bundle.of(part)])
+            pending.take(OWN, [Bundle.from_part(part)])
             if self._relay is not None:
                 self._relay.open(part.window, b"", now, deadline)
         for pending in self._pending.values():
@@ -145,7 +132,7 @@ class Leader(Rounds):
                 self._read(board, window, now)
         self._close(board, now)
         self._breathe(after=0.0)  # `_pass_on` reads the files of this machine next
-        return min([min(one.look_at, one.deadline) - now for one in self._pending.values()], default=None)
+        return min([min(pending.look_at, pending.deadline) - now for pending in self._pending.values()], default=None)
 
     def _read(self, board: StoreNotes, window: int, now: float) -> None:
         """Read those data of a window that have not arrived yet."""
@@ -165,19 +152,21 @@ class Leader(Rounds):
             some = ordered[start : start + number]
             blobs = board.get([slot(rank, window, self._world_size) for rank in some])
             for source, blob in zip(some, blobs, strict=True):
-                bundles = [one for one in unpack_bundles(blob, self._mark) if self._possible(one, source, window)]
+                bundles = [
+                    bundle for bundle in unpack_bundles(blob, self._mark) if self._possible(bundle, source, window)
+                ]
                 if pending.take(source, bundles):
                     for rank in [rank for bundle in bundles for rank in bundle.ranks]:
                         self._sources[rank] = source
                 self._breathe()
 
     def _possible(self, bundle: Bundle, source: int, window: int) -> bool:
-        """Return True if a bundle's ranks and steps match its source and window."""
-        known = (bundle.window, bundle.length) == (window, self._mine.window)
-        return known and source <= bundle.ranks[0] <= bundle.ranks[-1] < self._world_size
+        """Compare a bundle's ranks and steps with its source and window."""
+        same_window = (bundle.window, bundle.length) == (window, self._mine.window)
+        return same_window and source <= bundle.ranks[0] <= bundle.ranks[-1] < self._world_size
 
     def _breathe(self, after: float = SLICE_SECONDS) -> None:
-        """In a job of more than `MANY` ranks, yield the GIL if this thread has worked for `after` seconds."""
+        """In a job of more than `MANY` ranks, yield the GIL after so many seconds of work."""
         if self._world_size > MANY:
             self._yield(after)
 
@@ -207,7 +196,7 @@ class Leader(Rounds):
             self._free(bundles)
 
     def _combine(self, bundles: Sequence[Bundle], missing: Sequence[int], windows: int) -> None:
-        """Combine the bundles of a window. `windows` is the number of windows that have ended by now."""
+        """`windows` is the number of windows that have ended by now."""
         combination = Combination()
         for start in range(0, len(bundles), SLICE):
             combination.add(bundles[start : start + SLICE])
@@ -216,7 +205,7 @@ class Leader(Rounds):
         window: Window | None = combination.window(missing)
         self._breathe()
         if window is not None:
-            self.latest = hold(window, self.latest, windows * bundles[0].length)
+            self.latest = with_holds(window, self.latest, windows * bundles[0].length)
             self.finished.append(self.latest)
 
     def _show(self, bundles: Sequence[Bundle], missing: tuple[int, ...]) -> None:
@@ -250,7 +239,6 @@ class Leader(Rounds):
             self._breathe()
 
     def _warn(self, bundle: Bundle, missing: Sequence[int]) -> None:
-        """Log once that ranks are missing from a window."""
         if self._warned:
             return
         self._warned = True

@@ -1,8 +1,6 @@
 """The ranks of one machine in a large job: only the machine's first rank talks with the store.
 
-The ranks of a machine leave each other notes as files in a private directory. The first rank packs the data of
-all ranks of the machine into one note for the store. The first rank also passes on settings, windows and the notes of
-channels.
+It packs the machine's notes, files in a private directory, into one, and passes on settings, windows and channels.
 """
 
 import os
@@ -21,21 +19,19 @@ from perf_callbacks.ranks.private_directory import PrivateDirectory
 from perf_callbacks.ranks.store import LARGEST, rank_key
 
 GATHER_SECONDS = 3.0
-"""Seconds after which the first rank passes on its machine's data of a window, even if some ranks' data are missing."""
+"""The first rank then passes on its machine's data of a window, even if some ranks' are missing."""
 
 CLOCK_SECONDS = 0.2
-"""A note counts as older than this process only if the note is older by more than this many seconds. The comparison of
-a file's time with the start of a process is not exact."""
+"""A note is older than this process only by more than this: a file's time is not exact."""
 
 LOOK_SECONDS = 2.0
-"""Seconds after which the first rank looks again for notes of channels."""
+"""Between two looks of the first rank for notes of channels."""
 
 LEFT_SECONDS = 24 * 3600
-"""A directory without a new note for this many seconds counts as left behind by an ended job."""
+"""A directory without a new note for so long was left behind by an ended job."""
 
 TRIES = 4
-"""Number of attempts to write a note. An attempt fails if another rank removes the directory before the note is
-written."""
+"""Attempts to write a note, while another rank may remove the directory."""
 
 _changing = threading.RLock()  # fits of a process overwrite each other's notes, and remove them
 
@@ -46,9 +42,7 @@ class Node:
 
     ranks: range
     rank: int
-    """The rank of this process."""
     directory: Path
-    """Directory of the notes."""
 
     @property
     def talks(self) -> bool:
@@ -61,17 +55,8 @@ def gathered(
 ) -> Node | None:
     """Return the `Node` of this machine, or None if every rank of the machine talks with the store directly.
 
-    The ranks of a machine can't ask each other, because they would need a connection. So each rank decides by itself,
-    and all ranks of the machine must come to the same result. Launchers number the ranks of a machine one after the
-    other. Different results on two machines do no harm, because rank 0 finds out which ranks talk with the store.
-
-    Args:
-        rank: Rank of this process.
-        world_size: Number of ranks of the job.
-        local: Local rank and number of ranks on this machine. None: unknown.
-        many: In a job of at most this many ranks, each rank talks with the store.
-        job: Words that distinguish this job from other jobs on the machine.
-        attempt: Number of times that the job was restarted. Each attempt has a directory of its own.
+    The machine's ranks, numbered one after the other, must decide alike, without a connection. Different results on two
+    machines do no harm, because rank 0 finds out who talks. `job` distinguishes this job from others on the machine.
     """
     place, number = local or (0, 1)
     first = rank - place
@@ -93,7 +78,6 @@ class FileNotes:
         self._directory.make()
 
     def write(self, key: str, note: str | bytes) -> None:
-        """Write or overwrite a note."""
         new = f"{key}.{os.getpid()}"
         data = note.encode() if isinstance(note, str) else note
         with _changing:
@@ -109,7 +93,7 @@ class FileNotes:
                     self._directory.make()
 
     def read(self, *keys: str) -> list[str]:
-        """Read the notes under these keys, in the order of the keys; an empty list if a note is missing."""
+        """Return no notes at all if one is missing."""
         with _changing:
             try:
                 self._directory.find()
@@ -119,7 +103,7 @@ class FileNotes:
                 return []
 
     def get(self, keys: Sequence[str]) -> list[bytes]:
-        """Read the bytes under these keys; empty for a missing note."""
+        """Empty for a missing note."""
         notes = dict.fromkeys(keys, b"")
         with _changing, suppress(OSError):
             self._directory.find()
@@ -129,11 +113,9 @@ class FileNotes:
         return [notes[key] for key in keys]
 
     def leave(self, *, talks: bool = False) -> None:
-        """Remove notes that no rank reads any more.
+        """Remove notes that no rank reads any more, and the directory if this rank talks, and no next fit uses it yet.
 
-        The rank that talks with the store removes the directory. If the next fit already uses the directory, the rank
-        that talks with the store removes only its own notes. Any other rank removes its own notes only if the directory
-        holds no settings, because the rank that talks with the store has left.
+        Any other rank removes its notes only if the directory has no settings: the rank that talks has left.
         """
         with _changing, suppress(OSError):  # meanwhile, the next fit of this process can't write its settings
             self._directory.find()
@@ -144,7 +126,7 @@ class FileNotes:
         self._directory.close()
 
     def _own(self, key: str) -> bool:
-        """Return True if this object wrote the note. Another fit of this process may have overwritten the note."""
+        """Another fit of this process may have overwritten the note."""
         try:
             return self._written.get(key) == self._directory.identity(key)
         except OSError as error:
@@ -153,11 +135,7 @@ class FileNotes:
 
 
 def remove_earlier(directory: Path) -> None:
-    """Remove directories left by killed attempts of this job, and directories unused for a day.
-
-    Removing the directory of a running job does no harm. After a day, all notes in the directory have been read, and
-    the job's next note creates the directory again.
-    """
+    """Remove directories of killed attempts, or unused for a day: a running job then makes a new one."""
     job, _, _ = directory.name.rpartition("-")
     user, _, _ = job.rpartition("-")
     for other in directory.parent.glob(f"{user}-*-[0-9]*") if user else ():
@@ -170,11 +148,7 @@ def remove_earlier(directory: Path) -> None:
 
 
 def process_began() -> float:
-    """Return the wall-clock time at which this process began, or 0 if the time is unknown.
-
-    Ranks of one job write their notes after all processes have begun, because forming the process group waits for all
-    processes.
-    """
+    """Return this process's begin by the wall clock, or 0. Notes are written later: the process group waits for all."""
     age = processes.age()
     return 0.0 if age is None else unix_time() - age
 
@@ -197,13 +171,13 @@ class Relay:
                 self._passed[key] = note
 
     def open(self, window: int, own: bytes, now: float, deadline: float) -> None:
-        """Begin to collect the parts of a window. `own` is this rank's part. On rank 0, `own` is empty."""
+        """Begin to collect the parts of a window. `own`, this rank's part, is empty on rank 0."""
         self._open[window] = _Open(own, now, deadline)
         for old in [*self._open][: -self._kept]:
             del self._open[old]
 
     def notes(self, channels: Iterable[str]) -> dict[str, str]:
-        """Return the channel notes that the machine's other ranks wrote since the previous call of this method."""
+        """Return the channel notes that the machine's other ranks wrote since the previous call."""
         keys = [rank_key(name, rank) for name in channels for rank in self._others]
         notes = {key: note.decode(errors="replace") for key, note in zip(keys, self.folder.get(keys), strict=True)}
         new = {key: note for key, note in notes.items() if note and self._passed.get(key) != note}
@@ -211,28 +185,25 @@ class Relay:
         return new
 
     def collect(self, fit: bytes, now: float) -> dict[str, bytes]:
-        """Return notes for the store: the parts of windows that are complete or have waited `GATHER_SECONDS`.
-
-        Parts of other ranks that come later are passed on too, until the deadline of the window.
-        """
+        """Return windows that are complete or have waited `GATHER_SECONDS`, and later parts until the deadline."""
         notes: dict[str, bytes] = {}
-        for window, one in [*self._open.items()]:
+        for window, opened in [*self._open.items()]:
             blobs = zip(self._others, self.folder.get([self._key(rank, window) for rank in self._others]), strict=True)
-            found = {
+            parts = {
                 rank: blob
                 for rank, blob in blobs
                 if [(part.window, [*part.ranks]) for part in unpack_bundles(blob, fit)] == [(window, [rank])]
             }
-            complete = len(found) == len(self._others)
-            if complete or (now - one.since >= GATHER_SECONDS and len(found) > one.sent):
-                notes |= self._joined(window, {self._ranks[0]: one.own, **found}, fit)
-                one.sent = len(found)
-            if complete or now >= one.deadline:
+            complete = len(parts) == len(self._others)
+            if complete or (now - opened.since >= GATHER_SECONDS and len(parts) > opened.sent):
+                notes |= self._joined(window, {self._ranks[0]: opened.own, **parts}, fit)
+                opened.sent = len(parts)
+            if complete or now >= opened.deadline:
                 del self._open[window]
         return notes
 
     def _joined(self, window: int, parts: Mapping[int, bytes], fit: bytes) -> dict[str, bytes]:
-        """Bundle parts into one note, or into several notes if one note would be too large. Return the notes by key."""
+        """Bundle parts into one note, or into several if it would be too large."""
         number = max(1, LARGEST // max(1, *[len(part) for part in parts.values()]))
         groups = [self._ranks[start : start + number] for start in range(0, len(self._ranks), number)]
         notes = {self._key(some[0], window): b"".join([parts.get(rank, b"") for rank in some]) for some in groups}
@@ -240,16 +211,14 @@ class Relay:
 
     @property
     def since(self) -> float | None:
-        """Time at which the newest open window was opened. None: no window is open."""
-        return max([one.since for one in self._open.values()], default=None)
+        """Opening of the newest open window."""
+        return max([opened.since for opened in self._open.values()], default=None)
 
 
 @dataclass(slots=True)
 class _Open:
-    """A window that is being collected."""
-
     own: bytes
     since: float
     deadline: float
     sent: int = -1
-    """Number of parts that were passed on, not counting `own`. -1: nothing was passed on."""
+    """Parts that were passed on, without `own`. -1: nothing was."""

@@ -1,8 +1,7 @@
-"""Pack ranks' data of a window into bytes for the store: a header in JSON, then columns. Nothing is unpickled.
+"""Ranks' data of a window as bytes for the store: a header in JSON, then columns. Nothing is unpickled.
 
-Foreign, incomplete or damaged bytes are dropped. Impossible numbers are dropped too: machines may have different
-versions of this package, and a different number of resources would shift all signals. The byte order is the machine's,
-because all ranks of a job run on the same kind of machine. The first bytes contain the version of the layout.
+Foreign or damaged bytes and impossible numbers are dropped: another version of this package may have more resources,
+which would shift all signals. Byte order is the machine's: a job has one kind.
 """
 
 import json
@@ -18,7 +17,7 @@ from perf_callbacks.kernel.engine.resources import RESOURCES
 from perf_callbacks.ranks.bundles import Bundle, bundled
 
 VERSION = 4
-"""Version of the layout of the bytes. The version changes when the fields of the header change."""
+"""Changes when the fields of the header change."""
 
 _MAGIC = b"pcw" + bytes([VERSION])
 _FRAME = struct.Struct("=4sIII")  # magic and version, numbers of bytes of header and columns, checksum
@@ -54,17 +53,17 @@ _HEADER = msgspec.json.Decoder(_Header)
 
 
 def pack_bundle(bundle: Bundle, fit: bytes) -> bytes:
-    """Pack a bundle into bytes. `fit` is 16 bytes that identify the fit. Packed bundles may be concatenated."""
+    """`fit` is 16 bytes that identify the fit. Packed bundles may be concatenated."""
     counts = bundle.window, bundle.length, bundle.world_size, bundle.data_parallel, bundle.steps, bundle.attempt
     others = bundle.seconds, bundle.amounts, bundle.asks, bundle.axes, bundle.names, len(bundle.ranks)
     header = fit + json.dumps([*counts, *others], separators=(",", ":")).encode()  # msgspec writes 64 bits at most
     arrays = bundle.ranks, bundle.places, bundle.resources, bundle.columns
-    columns = b"".join([one.tobytes() for one in arrays])
+    columns = b"".join([column.tobytes() for column in arrays])
     return _FRAME.pack(_MAGIC, len(header), len(columns), crc32(columns, crc32(header))) + header + columns
 
 
 def unpack_bundles(blob: bytes, fit: bytes) -> list[Bundle]:
-    """Return the bundles in `blob` that belong to the fit."""
+    """Return the bundles of the fit."""
     bundles, at = [], 0
     while at + _FRAME.size <= len(blob):
         magic, of_header, of_columns, checksum = _FRAME.unpack_from(blob, at)
@@ -80,43 +79,42 @@ def unpack_bundles(blob: bytes, fit: bytes) -> list[Bundle]:
 
 
 def bundle_again(blob: bytes, fit: bytes) -> bytes:
-    """Unpack the bundles in `blob`, merge them where possible, and pack the result."""
-    return b"".join([pack_bundle(one, fit) for one in bundled(unpack_bundles(blob, fit))])
+    return b"".join([pack_bundle(bundle, fit) for bundle in bundled(unpack_bundles(blob, fit))])
 
 
 def _bundle(header: bytes, columns: bytes) -> Bundle | None:
-    """Unpack a bundle, or return None if the bundle's numbers are impossible."""
+    """None: the numbers are impossible."""
     try:
-        one = _HEADER.decode(header)
+        head = _HEADER.decode(header)
     except (msgspec.DecodeError, UnicodeError, RecursionError):  # before msgspec 0.20, `DecodeError` is no `ValueError`
         return None
-    count, arrays, sizes = one.count, list[Any](), list[int]()
-    for kind, number in ("I", 1), ("q", len(one.axes)), ("f", len(RESOURCES)), ("f", len(one.names) * one.length):
+    count, arrays, sizes = head.count, list[Any](), list[int]()
+    for kind, number in ("I", 1), ("q", len(head.axes)), ("f", len(RESOURCES)), ("f", len(head.names) * head.length):
         arrays.append(array(kind))
         sizes.append(number * count * arrays[-1].itemsize)
-    if not one.possible or sum(sizes) != len(columns):
+    if not head.possible or sum(sizes) != len(columns):
         return None
     at = 0
     for numbers, size in zip(arrays, sizes, strict=True):
         numbers.frombytes(columns[at : at + size])
         at += size
     ranks, places, resources, signals = arrays
-    if [*ranks] != sorted({*ranks}) or ranks[-1] >= one.world_size:
+    if [*ranks] != sorted({*ranks}) or ranks[-1] >= head.world_size:
         return None
     return Bundle(
-        window=one.window,
-        length=one.length,
-        world_size=one.world_size,
-        data_parallel=one.data_parallel,
-        steps=one.steps,
-        attempt=one.attempt,
-        seconds=one.seconds,
-        amounts=one.amounts,
-        asks=one.asks,
+        window=head.window,
+        length=head.length,
+        world_size=head.world_size,
+        data_parallel=head.data_parallel,
+        steps=head.steps,
+        attempt=head.attempt,
+        seconds=head.seconds,
+        amounts=head.amounts,
+        asks=head.asks,
         ranks=ranks,
-        axes=one.axes,
+        axes=head.axes,
         places=places,
-        names=one.names,
+        names=head.names,
         columns=signals,
         resources=resources,
     )

@@ -1,7 +1,7 @@
-"""Exchange messages between ranks in rounds: rank 0's settings, each rank's data of a window, and combined windows.
+"""Rounds of messages between ranks: rank 0's settings, each rank's data of a window, and combined windows.
 
-A round does all work that is possible now and returns the seconds until the next round. No function of this module
-reads a clock. A round never waits, except for a number that a device is still computing.
+A round does what is possible now and returns the seconds until the next. It reads no clock, and waits only for a number
+that a device still computes.
 """
 
 import dataclasses
@@ -23,39 +23,34 @@ from perf_callbacks.ranks.packed_parts import pack_bundle
 from perf_callbacks.ranks.store import StoreNotes
 
 MANY = 64
-"""In a job of more ranks than this, one rank of each machine talks with the store for all of the machine's ranks."""
+"""In a job of more ranks, one rank of each machine talks with the store for all of them."""
 
 FEW = 16
-"""In a job of at most this many ranks, each rank keeps looking for rank 0's newest window. In a larger job, a rank
-looks for rank 0's window only when the rank sends data."""
+"""In a larger job, a rank looks for rank 0's newest window only when it sends data."""
 
 KEPT = 8
-"""Largest number of windows for which a rank, or the store, keeps the rank's data. If a rank falls behind by more
-windows, the oldest windows close without its data."""
+"""Windows whose data a rank, or the store, keeps. If a rank falls further behind, the oldest close without its data."""
 
 KEPT_OF_MANY = 4
-"""Largest number of windows for which the store keeps a rank's data, in a job of more than `MANY` ranks."""
+"""The same for the store in a job of more than `MANY` ranks."""
 
 DEADLINE_SECONDS = 10.0
-"""Seconds after which a window closes even if the data of some ranks are missing. If two steps take longer than
-`DEADLINE_SECONDS`, the window stays open for the time of two steps."""
+"""A window then closes even if the data of some ranks are missing; or after two steps, if these take longer."""
 
 FINISHED = 64
-"""Largest number of windows that wait for `Exchange.take`."""
+"""Windows that wait for `Exchange.take`."""
 
 SOON = 0.1
-"""Seconds between a rank's first two looks for missing notes. Each later pause is as long as the rank has already
-waited, but at most `SELDOM` seconds."""
+"""Between the first two looks for missing notes. Each later pause is as long as the wait so far, at most `SELDOM`."""
 
 SOON_HERE = 0.5
-"""Like `SOON`, but for notes of the other ranks of the machine."""
+"""Like `SOON`, for notes of the machine's other ranks."""
 
 SELDOM = 30.0
-"""Longest pause, in seconds, before a rank looks again for missing notes."""
+"""Longest pause between two looks for missing notes."""
 
 EARLY = 0.01
-"""Like `SOON`, but for the settings that training waits for. Each later pause is an eighth of the time that the rank
-has waited."""
+"""Like `SOON`, for the settings that training waits for. Each later pause is an eighth of the wait so far."""
 
 _obeyed: dict[int, str] = {}  # by rank of this process: the fit whose settings the rank last followed
 
@@ -74,9 +69,9 @@ class Rounds:
         self.role: Mapping[str, int] = {}
         """Coordinates of this rank in the layout of the job."""
         self.offers: deque[Part] = deque(maxlen=KEPT)
-        """Unsent parts of this rank. A part holds the rank's data of one window."""
+        """Unsent."""
         self.finished: deque[Window] = deque(maxlen=FINISHED)
-        """On rank 0, the closed windows that `Exchange.take` has not returned yet."""
+        """On rank 0, the closed windows for `Exchange.take`."""
         self.job_settings: JobSettings | None = None
         self.latest: Window | None = None
         self.failure: str | None = None
@@ -86,7 +81,7 @@ class Rounds:
         """Set when the settings of the job are known, or when it is clear that rank 0 will send none."""
 
     def step(self, now: float) -> float | None:
-        """Run a round. Return the seconds until the next round. None: the next round waits for `Exchange.offer`."""
+        """Run a round. Return the seconds until the next; None: it waits for `Exchange.offer`."""
         if self.failure is not None:
             return None
         try:
@@ -113,7 +108,7 @@ class Rounds:
             yield handler, channel
 
     def _join(self) -> StoreNotes | FileNotes:
-        """Connect to the store, or open the machine's directory if another rank of the machine talks with the store."""
+        """Connect to the store, or open the machine's directory if another rank talks with the store."""
         if self._node is not None and not self._node.talks:
             self._board = FileNotes(self._node.directory)
             return self._board
@@ -127,7 +122,7 @@ class Rounds:
         raise NotImplementedError
 
     def _pass_on(self, board: StoreNotes | FileNotes, now: float) -> float | None:
-        """If this rank talks for its machine, pass notes between the store and the machine's other ranks."""
+        """If this rank talks for its machine, pass notes between the store and the other ranks."""
         relay, job_settings = self._relay, self.job_settings
         if relay is None or job_settings is None:
             return None
@@ -142,7 +137,7 @@ class Rounds:
         return LOOK_SECONDS if relay.since is None else min(LOOK_SECONDS, pause(now - relay.since, SOON_HERE))
 
     def leave(self, *, politely: bool = True) -> None:
-        """Release the store. If `politely` is True, withdraw outdated notes from the store before the release."""
+        """Release the store. If `politely`, first withdraw outdated notes from it."""
         try:
             with guard(let_pass):  # the store may be gone
                 if self._board is not None and self.failure is None and politely:
@@ -160,10 +155,10 @@ class Rounds:
             self.agreed.set()
 
     def _take_back(self, board: StoreNotes | FileNotes) -> None:
-        """Withdraw notes from the store. A rank that only sends its data has no notes to withdraw."""
+        """Withdraw notes from the store. A rank that only sends its data has none."""
 
     def _drained(self, window: int) -> list[Part]:
-        """Return the parts offered since the previous round. Drop parts whose window length is not `window`."""
+        """Return the parts offered since the previous round whose window length is `window`."""
         parts = [self.offers.popleft() for _ in range(len(self.offers))]
         return [
             dataclasses.replace(part, useful_tokens=_settled(part.useful_tokens), role=self.role, attempt=self._attempt)
@@ -173,11 +168,9 @@ class Rounds:
 
 
 class Follower(Rounds):
-    """A rank other than rank 0. The rank follows rank 0's settings and sends its own data.
+    """Follows rank 0's settings and sends its own data.
 
-    The store may still hold the settings of an earlier fit. If this process took part in the earlier fit, the rank
-    ignores the settings of the earlier fit. If the process had no part in the earlier fit, the rank follows the earlier
-    fit's settings until the current settings arrive. The current settings arrive before the first window is sent.
+    Settings of an earlier fit in the store are ignored, or followed for a moment if this process had no part in it.
     """
 
     def __init__(self, store: Any, *, rank: int, world_size: int, attempt: int = 0, node: Node | None = None) -> None:
@@ -195,7 +188,7 @@ class Follower(Rounds):
             return pause((now - self._began) / 8, EARLY)
         parts = self._drained(self.job_settings.window)
         for part in parts:
-            packed = pack_bundle(Bundle.of(part), mark(self.job_settings.fit))
+            packed = pack_bundle(Bundle.from_part(part), mark(self.job_settings.fit))
             if self._relay is not None:
                 self._relay.open(part.window, packed, now, now + patience(part))
             else:
@@ -213,7 +206,7 @@ class Follower(Rounds):
         return self.latest.last_step if self.latest is not None else 0
 
     def _hear(self, board: StoreNotes | FileNotes) -> None:
-        """Read rank 0's newest window. Read rank 0's settings too, unless the window belongs to the current fit."""
+        """Read rank 0's newest window, and its settings unless the window belongs to the current fit."""
         if self._awaited and self.job_settings is not None and isinstance(board, StoreNotes):
             note = board.peek("window")  # thousands of ranks do this with each window
             if note.startswith(self.job_settings.fit):
@@ -242,32 +235,28 @@ class Follower(Rounds):
 
 
 def _settled(amount: Any) -> int | None:
-    """Wait for a number that a device may still be computing. Return None if there is no number, or after an error."""
+    """Wait for a number that a device may still compute. None: there is none, or an error."""
     with guard(let_pass):  # a device may raise anything
         return None if amount is None else int(amount)
     return None
 
 
 def pause(waited: float, least: float = SOON) -> float:
-    """Return the seconds until the next look of a rank that has waited for `waited` seconds."""
     return min(max(least, waited), SELDOM)
 
 
 def patience(part: Part) -> float:
-    """Return the seconds after which a window closes even if the data of some ranks are missing.
-
-    The result is at least the time of two steps, because a rank may send its data one step after the window's end.
-    """
+    """Return after how long a window closes without some ranks: two steps at least, as parts may come a step late."""
     return max(DEADLINE_SECONDS, 2 * part.seconds / max(1, part.steps))
 
 
 def slot(rank: int, window: int, world_size: int) -> str:
-    """Return the key of a rank's data of a window. Windows reuse a fixed number of keys in turn."""
+    """Return the key of a rank's data. Windows reuse a fixed number of keys in turn."""
     return f"part{window % slots(world_size)} {rank}"
 
 
 def slots(world_size: int) -> int:
-    """Return the number of windows for which the store keeps the data of ranks."""
+    """Return the number of windows whose data the store keeps."""
     return KEPT if world_size <= MANY else KEPT_OF_MANY
 
 
@@ -276,5 +265,4 @@ def mark(fit: str) -> bytes:
 
 
 def note_of_window(fit: str, window: Window) -> str:
-    """Make the note by which rank 0 announces a window."""
     return f"{fit}\n{pack(window)}"

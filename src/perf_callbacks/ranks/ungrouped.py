@@ -1,4 +1,4 @@
-"""Warn if torchrun started several processes, but each process trains a model of its own."""
+"""Warns if torchrun started several processes, but each trains a model of its own."""
 
 import os
 import sys
@@ -14,8 +14,7 @@ from perf_callbacks.kernel.fit.setup import Training
 from perf_callbacks.kernel.records.fit_records import Record, Summary
 
 OTHERS = ("bagua", "horovod", "mpi4py", "torch_xla", "torchft")
-"""Libraries that have process groups of their own. If the program has imported a library in `OTHERS`, the processes may
-train together."""
+"""Libraries with process groups of their own. With one of them imported, the processes may train together."""
 
 REMEDIES = {
     "lightning": "Trainer(devices=<processes per machine>, num_nodes=<machines>, strategy='ddp')",
@@ -23,21 +22,18 @@ REMEDIES = {
     "accelerate": "Accelerator(cpu=True) or ACCELERATE_USE_CPU=true, which a job on CPUs needs",
 }
 ALONE = {"transformers", "accelerate"}
-"""Integrations whose framework reports by itself how many processes train together. On a machine without accelerators,
-accelerate forms a process group. Without further settings, each process of the group trains alone."""
+"""Frameworks that say themselves how many train together: without accelerators, accelerate's group may train alone."""
 REMEDY = (
     "torch.distributed.init_process_group() and DistributedDataParallel(model) before the training; or start one "
     "process with python"
 )
-"""Remedy for integrations that `REMEDIES` doesn't name."""
+"""For integrations that `REMEDIES` doesn't name."""
 
 FORMED: set[int] = set()
-"""Sizes of the jobs in which this process has formed a process group. A program may close its process group and then
-train on rank 0 alone. This needs no warning."""
+"""Sizes of jobs with a group of this process, which it may close, and then rightly train on rank 0 alone."""
 
 
 def begin(recorder: Recorder, _training: Training) -> "UngroupedWatch | None":
-    """Return an observer that checks whether the processes train together. Return None if no check is needed."""
     number = processes(os.environ)
     if recorder.run.world_size > 1:
         FORMED.add(number)
@@ -47,7 +43,7 @@ def begin(recorder: Recorder, _training: Training) -> "UngroupedWatch | None":
 
 
 def processes(environ: Mapping[str, str]) -> int:
-    """Return the number of processes that torchrun (or accelerate's launcher) started for the job; else 1.
+    """Return the processes that torchrun (or accelerate's launcher) started for the job; else 1.
 
     >>> processes({"TORCHELASTIC_RUN_ID": "none", "WORLD_SIZE": "8"}), processes({"SLURM_NTASKS": "8"})
     (8, 1)
@@ -57,16 +53,12 @@ def processes(environ: Mapping[str, str]) -> int:
 
 
 class UngroupedWatch(Observer):
-    """Warns once, on rank 0, that each process trains alone.
-
-    Frameworks form the process group before the first step. A loop may form the group later. So the warning comes only
-    after the first window, or at the end of a shorter fit.
-    """
+    """Warns once, on rank 0, that each process trains alone; after a window, because a loop may form its group late."""
 
     def __init__(self, recorder: Recorder, number: int) -> None:
         self._recorder, self._number = recorder, number
         self._due = recorder.run.step + 1
-        """Next step to check. The first step is checked because the group may close before the window ends."""
+        """The first step is checked because the group may close before the window ends."""
         self._last = recorder.run.step + recorder.config.window
 
     @property
@@ -101,7 +93,7 @@ class UngroupedWatch(Observer):
 
 
 def grouped(door: str) -> bool:
-    """Return True if processes may train together, with a process group or RPC of torch, or with another library."""
+    """True: processes may train together, by a group or RPC of torch, or another library."""
     if any(name in sys.modules for name in OTHERS):
         return True
     if door in ALONE or not torch.distributed.is_available():

@@ -1,7 +1,4 @@
-"""Diagnosis of stalls: `Patience` notices that no step ends any more, and `blame` finds the rank that is the cause.
-
-This module reads no clock, because callers pass the time.
-"""
+"""Diagnosis of stalls: `Patience` notices that no step ends any more, and `blame` finds the rank that is the cause."""
 
 from collections import Counter, deque
 from collections.abc import Collection, Mapping, Sequence
@@ -12,27 +9,26 @@ from typing import Literal
 from perf_callbacks.kernel.plural import plural
 
 FIRST_STEPS = 3
-"""This many first steps of a fit may take unusually long, for example because the model is compiled."""
+"""First steps of a fit that may take unusually long, for example because the model is compiled."""
 
 LONGER = 10
-"""The limit of a wait is `LONGER` times as long in the first steps of a fit, in evaluations and in checkpoints."""
+"""Times as long is the limit in the first steps of a fit, in evaluations and in checkpoints."""
 
 LEAST_SECONDS = 60.0
 MEDIAN_STEPS = 20
-"""By default, a stall is a wait of at least `LEAST_SECONDS` and at least `MEDIAN_STEPS` times the median step time."""
+"""By default, a stall is a wait of at least `LEAST_SECONDS` and so many times the median step."""
 
 KEPT_STEPS = 64
-"""The median duration of a step is computed from this many latest steps."""
+"""Latest steps for the median duration."""
 
 LONGEST_TICK, SHORT_TICK = 3.0, 1.0
-"""If two ticks are more than `LONGEST_TICK` seconds apart, only `SHORT_TICK` seconds count as waiting, because the
-computer was probably suspended."""
+"""If two ticks are further apart, the computer was probably suspended, and only `SHORT_TICK` seconds count."""
 
 MOST_RANKS = 4
-"""Largest number of ranks that a sentence lists. Further ranks are only counted."""
+"""Ranks that a sentence lists. Further ones are only counted."""
 
 MOST_PLACES = 3
-"""Largest number of code places that are described. Ranks in all remaining code places are only counted."""
+"""Code places that are described. Ranks in others are only counted."""
 
 MISSING = "did its training never begin, or is the callback missing there?"
 
@@ -47,20 +43,19 @@ class Patience:
     def __init__(self, setting: str, first_step: int, now: float) -> None:
         self._auto = setting == "auto"
         self.base = LEAST_SECONDS if self._auto else float(setting)
-        """After this many seconds without an ended step, a rank counts as stalled in an ordinary step."""
+        """A wait of this length is a stall in an ordinary step."""
         self._first_step = first_step
         self._seen: tuple[int, object] = (first_step, None)
         self._now = self._began = now
         self._step_seconds = 0.0
         self._durations: deque[float] = deque(maxlen=KEPT_STEPS)
         self.waited = 0.0
-        """Seconds of the current wait. A wait begins when a step ends, and when an evaluation or a checkpoint begins or
-        ends. If the computer was suspended, only `SHORT_TICK` seconds of the suspension count."""
+        """Since the last end of a step, or begin or end of a span; at most `SHORT_TICK` of a suspension."""
         self.stalled = False
 
     @property
     def step(self) -> int:
-        """Number of the last step whose end `tick` has seen."""
+        """The last one whose end `tick` has seen."""
         return self._seen[0]
 
     @property
@@ -69,18 +64,10 @@ class Patience:
         return self._now - self._began
 
     def limit(self, *, longer: bool) -> float:
-        """Return how many seconds the rank may wait in its current step before it counts as stalled."""
         return self.base * LONGER if longer or self._seen[0] - self._first_step < FIRST_STEPS else self.base
 
     def tick(self, now: float, step: int, span: object, *, longer: bool = False) -> Change | None:
-        """Return "began" if a stall has begun, "over" if a stall has ended, or else None.
-
-        Args:
-            now: The time.
-            step: Number of the last step that ended.
-            span: Identity of the evaluation or checkpoint that is running, or None if none is running.
-            longer: True: an operation that may take long is running.
-        """
+        """Return what has changed, if anything. `span` identifies the span under way; `longer`: it may take long."""
         passed, self._now = now - self._now, now
         passed = passed if passed <= LONGEST_TICK else SHORT_TICK
         self.waited += passed
@@ -112,23 +99,22 @@ class Note:
     state: str
     """"running", "stalled" or "ended". "ended" means that the fit of the rank is over."""
     step: int
-    """Number of the last step that ended."""
+    """The last that ended."""
     stage: str
     since_seconds: float
-    """Seconds that the thread has spent in `stage` so far."""
+    """That the thread has spent in `stage` so far."""
     spanned: bool
     """True: an evaluation or a checkpoint is running."""
     waits: bool
-    """True: the thread probably waits for other ranks, because the thread is in a collective or in a backward."""
+    """True: the thread probably waits for other ranks, in a collective or in a backward."""
     place: str
-    """Line of code at which the thread is, or empty if unknown."""
+    """Line of code, or empty if unknown."""
     left: bool = False
     """True: the loop over the data loader has ended after the most recent step. Training may be over."""
     failure: str = ""
-    """Exception that ended the fit, in one line. Empty if there was no exception."""
+    """Exception that ended the fit, in one line."""
     worker: str = ""
-    """Sentence about a loader's worker process if the thread waits for this process. Empty if the thread waits for no
-    worker."""
+    """Sentence about a loader's worker for which the thread waits."""
 
     def __str__(self) -> str:
         stages = {"other": "other code", "evaluation": "an evaluation", "checkpoint": "a checkpoint"}
@@ -137,17 +123,16 @@ class Note:
 
 
 Notes = Mapping[int, Note]
-"""The last note of each rank."""
+"""The last of each rank."""
 
 
 @dataclass(frozen=True, slots=True)
 class Blame:
-    """Result of a diagnosis: the ranks that cause a stall, and sentences about all ranks."""
+    """The ranks that cause a stall, and sentences about all ranks."""
 
     text: str
-    """Sentences about the causes and the other ranks."""
+    """About the causes and the other ranks."""
     causes: Notes
-    """Last notes of the ranks that cause the stall."""
 
 
 def undecided(notes: Notes, silent: Collection[int]) -> bool:
@@ -156,16 +141,7 @@ def undecided(notes: Notes, silent: Collection[int]) -> bool:
 
 
 def blame(notes: Notes, silent: Collection[int], world_size: int) -> Blame:
-    """Find the ranks that cause a stall.
-
-    The causes are the ranks that are silent, have ended or have left the training loop. If all ranks still train, the
-    causes are the ranks that are behind the other ranks.
-
-    Args:
-        notes: The last note of each rank that ever wrote a note.
-        silent: Ranks whose side thread writes no notes any more.
-        world_size: Number of ranks.
-    """
+    """Find the ranks that are silent, have ended or left the loop or, if all still train, are behind the others."""
     unheard = [rank for rank in range(world_size) if rank not in notes]
     ended = {rank: note for rank, note in notes.items() if note.state == ENDED}
     quiet = {rank: note for rank, note in notes.items() if rank in silent and rank not in ended}
@@ -189,10 +165,7 @@ def blame(notes: Notes, silent: Collection[int], world_size: int) -> Blame:
 
 
 def _behind(stuck: Notes) -> Notes:
-    """Find the stalled ranks for which the other stalled ranks wait.
-
-    The result is empty if the notes don't show for which ranks the other ranks wait.
-    """
+    """Find the stalled ranks for which the others wait; none if the notes don't show it."""
     last = max([note.step for note in stuck.values()], default=0)
     stages = Counter([note.stage for note in stuck.values()])
     usual = [stage for stage, number in stages.items() if 2 * number > len(stuck)]
@@ -203,23 +176,23 @@ def _behind(stuck: Notes) -> Notes:
 
 
 def _each(notes: Notes, sentence: str) -> list[str]:
-    """Return sentences that say where ranks are. Ranks in the same place share a sentence."""
+    """Say where ranks are. Ranks in the same place share a sentence."""
     groups: dict[tuple[int, str, str, bool], list[int]] = {}
     for rank, note in sorted(notes.items()):
         groups.setdefault((note.step, str(note), note.failure, note.waits), []).append(rank)
-    told = sorted(groups.items(), key=lambda group: (len(group[1]), group[1][0]))
+    places = sorted(groups.items(), key=lambda group: (len(group[1]), group[1][0]))
     sentences = []
-    for (step, place, failure, waiting), ranks in told[:MOST_PLACES]:
+    for (step, place, failure, waiting), ranks in places[:MOST_PLACES]:
         is_, has, wait = ("is", "has", "waits") if len(ranks) == 1 else ("are", "have", "wait")
         words = {"who": _ranks(ranks), "is_": is_, "has": has, "step": step + 1, "last": step, "place": place}
         reason = f": {failure}" if failure else ""
         sentences.append(sentence.format(**words, failure=reason, waits=wait if waiting else is_))
-    rest = sum([len(ranks) for _, ranks in told[MOST_PLACES:]])
+    rest = sum([len(ranks) for _, ranks in places[MOST_PLACES:]])
     return [*sentences, f"{plural(rest, 'more rank')} elsewhere."] if rest else sentences
 
 
 def _waiting(notes: Notes) -> list[str]:
-    """Return sentences that say how many ranks wait, and in which stages or at which line of code."""
+    """Say how many ranks wait, and in which stages or at which line of code."""
     if not notes:
         return []
     places = {str(note) for note in notes.values()}
@@ -230,13 +203,13 @@ def _waiting(notes: Notes) -> list[str]:
     if len(places) == 1:
         return [f"{len(notes):,} ranks wait in {places.pop()}."]
     stages = Counter([note.stage for note in notes.values()])
-    (first, number), *rest = sorted(stages.items(), key=lambda one: (-one[1], one[0]))
-    more = "".join([f", {others:,} in {stage}" for stage, others in rest])
-    return [f"{plural(number, 'rank')} wait in {first}{more}."]
+    (first, number), *rest = sorted(stages.items(), key=lambda item: (-item[1], item[0]))
+    others_text = "".join([f", {others:,} in {stage}" for stage, others in rest])
+    return [f"{plural(number, 'rank')} wait in {first}{others_text}."]
 
 
 def _ranks(ranks: Sequence[int]) -> str:
-    """Return text that lists ranks by number.
+    """List ranks by number.
 
     >>> _ranks([3]), _ranks([1, 2]), _ranks(range(100))
     ('Rank 3', 'Ranks 1 and 2', 'Ranks 0, 1, 2, 3 and 96 more')

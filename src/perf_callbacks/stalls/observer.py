@@ -24,21 +24,20 @@ from perf_callbacks.stalls.diagnosis import ENDED, MOST_RANKS, RUNNING, STALLED,
 from perf_callbacks.stalls.notes import BEATS, NEAREST, StallNotes
 
 ALONE_SECONDS = 8.0
-"""If the job's store doesn't answer for this many seconds in a stall, a rank reports its own position."""
+"""Silence of the job's store in a stall after which a rank reports its own position."""
 
 CHANNEL = "stalls"
 
 MOST_LETTERS = 200
-"""Largest number of characters of an exception that a rank sends to other ranks."""
+"""Of an exception that a rank sends to other ranks."""
 
 NOWHERE = Stack((), "", waits=False)
-"""Position of a thread whose stack can't be read."""
+"""The stack can't be read."""
 
 NO_ANSWER = " The other ranks' positions are unknown: the store of the job doesn't answer."
 
 
 def begin(recorder: Recorder, _training: Training) -> "StallWatch | None":
-    """Return the observer that watches this fit for stalls, or None if `stall_after` is "off"."""
     if recorder.config.stall_after == "off":
         return None
     watch = StallWatch(recorder)
@@ -47,11 +46,7 @@ def begin(recorder: Recorder, _training: Training) -> "StallWatch | None":
 
 
 class StallWatch(Observer):
-    """Notices that no step ends any more, records where the training thread is, and reports the stall once.
-
-    The watch runs in the watchdog's thread and not in the training thread. The watch reads the number of the step and
-    the running evaluations and checkpoints. When a stall begins, the watch also reads the stack of the training thread.
-    """
+    """In the watchdog's thread, notices that no step ends, reads the training's stack, and reports it once."""
 
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
@@ -59,7 +54,7 @@ class StallWatch(Observer):
         self._rank = recorder.run.rank
         self._thread = threading.get_ident()
         self._notes = StallNotes()
-        self._ranks = exchange.of(recorder)
+        self._ranks = exchange.exchange_of(recorder)
         if self._ranks is not None:
             self._ranks.open(CHANNEL, self._notes)
         self._patience: Patience | None = None
@@ -84,11 +79,7 @@ class StallWatch(Observer):
     @property
     @override
     def due(self) -> int:
-        """Number of the first step after which the engine calls `step_ended`.
-
-        In a stall, `due` is 0, so the engine calls `step_ended` at the end of the current step. Without a stall, the
-        engine never calls `step_ended`.
-        """
+        """0 in a stall: `step_ended` is called at the end of the current step, and otherwise never."""
         return 0 if self._note is not None and self._over_at is None else NEVER
 
     @override
@@ -119,7 +110,7 @@ class StallWatch(Observer):
                 self._notes.say(self._here(ENDED), 0.0)
 
     def tick(self, now: float) -> bool:
-        """Check that steps still end. An error in this method ends the watch, but measuring goes on."""
+        """An error here ends the watch, but measuring goes on."""
         if self._ended:
             return False
         if self._patience is None:
@@ -144,16 +135,12 @@ class StallWatch(Observer):
         return True
 
     def _begin(self, patience: Patience, stack: Stack, now: float, *, longer: bool) -> None:
-        """Record that a stall has begun.
-
-        The watch notices the end of a step with a delay of up to one tick. The duration of the stall
-        includes the delay at the end of the step before the stall.
-        """
+        """The end of a step is noticed up to one tick late: the duration of the stall includes this delay."""
         self._stack, self._since = stack, now - patience.without_step
         unseen = self._ticked - self._engine.tape.step_began() - patience.without_step
         self._since -= 0.0 if longer else max(0.0, min(unseen, PERIOD_SECONDS))
         self._note, self._noticed, self._told, self._over_at = self._here(STALLED), now, False, None
-        self._recorder.observers.look_ahead()
+        self._recorder.observers.update_due()
 
     def _here(self, state: str) -> Note:
         spans, passed = self._engine.open_spans[:], 0.0 if self._patience is None else self._patience.without_step
@@ -176,13 +163,13 @@ class StallWatch(Observer):
         )
 
     def _worker(self) -> str:
-        """Describe the loader's worker for which the training thread waits. Return "" without such a worker."""
-        found = workers.awaited(self._thread)
+        """Describe the loader's worker for which the training thread waits, if any."""
+        worker = workers.awaited(self._thread)
         who = "The training" if self._recorder.run.world_size == 1 else f"Rank {self._rank}"
-        return "" if found is None else workers.sentence(who, *found)
+        return "" if worker is None else workers.sentence(who, *worker)
 
     def _share(self, ranks: Exchange, patience: float, now: float, *, doubt: bool) -> None:
-        """Send this rank's position to the other ranks: now and then while steps end, but at once if a stall begins."""
+        """Send this rank's position to the others: now and then while steps end, but at once if a stall begins."""
         note = self._note
         if note is None:
             soon = self._beat_at is not None and now - self._beat_at < patience / BEATS
@@ -197,7 +184,7 @@ class StallWatch(Observer):
         ranks.wake()
 
     def _try_to_tell(self, note: Note, waited: float, now: float) -> None:
-        """Report the stall if this rank is the one to report. If another rank has reported, only record the stall."""
+        """Report the stall if this rank is the one to report. If another has reported, only record it."""
         size = self._recorder.run.world_size
         where = f"The training is in {note}." if size == 1 else f"Rank {self._rank} is in {note}."
         where += f" {note.worker}" if note.worker else ""

@@ -1,8 +1,4 @@
-"""Worker process of a `DataLoader` for which the training thread waits.
-
-Python can't read a worker's stack without stopping the worker or adding a signal handler to it. The callback shows the
-worker's process id instead, and the state of the worker process from Linux's `/proc`.
-"""
+"""Worker of a `DataLoader` for which the training waits: its id and state in `/proc`, as its stack can't be read."""
 
 import sys
 from itertools import islice
@@ -14,7 +10,7 @@ from perf_callbacks.kernel.process.stacks import DEEPEST, outward
 
 _MODULE = "torch.utils.data.dataloader"
 _WAITS = ("_get_data", "_try_get_data")
-"""Methods in which a loader's iterator waits for its workers."""
+"""Of a loader's iterator."""
 
 _STATES = {
     "R": "runs",
@@ -25,11 +21,11 @@ _STATES = {
     "Z": "has ended",
     "X": "has ended",
 }
-"""Words for the states of a process in `/proc/<pid>/stat`."""
+"""Of a process in `/proc/<pid>/stat`."""
 
 
 def awaited(thread: int) -> tuple[int, int] | None:
-    """Return the number and the process id of the worker for which a thread waits, or None without such a worker."""
+    """Return the number and the process id of the worker for which a thread waits."""
     for frame in islice(outward(sys._current_frames().get(thread)), DEEPEST):  # noqa: SLF001 the only way to a stack
         if frame.f_code.co_name in _WAITS and str(frame.f_globals.get("__name__", "")).startswith(_MODULE):
             with suppress(Exception):  # private attributes of torch, which another version may name differently
@@ -41,7 +37,6 @@ def awaited(thread: int) -> tuple[int, int] | None:
 
 
 def sentence(who: str, worker: int, pid: int, root: Path = Path("/")) -> str:
-    """Return a sentence about the worker process for which a rank waits."""
     process = root / "proc" / str(pid)
     state, function = "", ""
     with suppress(OSError, IndexError):

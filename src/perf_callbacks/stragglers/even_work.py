@@ -1,7 +1,4 @@
-"""Correction of local times for batches that are larger or smaller than usual.
-
-A rank with more tokens in its batch than other ranks takes longer, but is not slow.
-"""
+"""Corrects local times for batches of unusual size: a rank with more tokens takes longer, but is not slow."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -10,65 +7,55 @@ from itertools import chain
 from perf_callbacks.stragglers.peers import DEVICE, HOST, LOCAL, SAMPLE, WORK, Peers, Signals, known, median
 
 EXPLAINED = 0.8
-"""Batch sizes explain local times if correcting for the sizes lowers the spread of local times to less than this
-part."""
+"""Sizes explain local times if correcting for them lowers the spread to less than this part."""
 
 
 def without_batch_size(signals: Sequence[Signals], rest: Callable[[], object]) -> Sequence[Signals]:
-    """Correct the local times of ranks that do the same work: subtract the seconds that larger batches explain.
-
-    Ranks without sizes are not corrected. The usual size and the usual seconds per unit of work are medians over ranks,
-    so the correction doesn't hide a slow rank.
-    """
-    sized = [one for one in signals if WORK in one]
+    """Subtract the seconds that larger batches explain. Medians over ranks keep a slow rank visible."""
+    sized = [rank for rank in signals if WORK in rank]
     sample = sized[:: max(1, len(sized) // SAMPLE)]
-    sizes = [*chain.from_iterable([known(one[WORK]) for one in sample])]
+    sizes = [*chain.from_iterable([known(rank[WORK]) for rank in sample])]
     if not sizes or min(sizes) == max(sizes):
         return signals
     usual = median(sizes)
     paces: list[float] = []
-    for one in sample:
+    for row in sample:
         rest()
-        paces += _paces(one)
+        paces += _paces(row)
     pace = median(paces)
     rest()
     return [_one(signal, usual, pace, rest) for signal in signals]
 
 
 def extra_seconds(signals: Sequence[Signals], rest: Callable[[], object]) -> list[list[float]] | None:
-    """Return the extra seconds of each rank's batch in each step, compared with a batch of mean size.
+    """Return each batch's extra seconds over the mean size, which an unknown size counts as; negative if smaller.
 
-    The mean size is computed over all ranks in the step. A batch below the mean size has negative extra seconds. An
-    unknown size counts as the mean size. The function returns None if sizes don't explain local times, or if a rank has
-    no sizes.
+    None: sizes don't explain local times, or a rank has none.
     """
-    if not all(WORK in one for one in signals):
+    if not all(WORK in rank for rank in signals):
         return None
     pace = _seconds_per_unit(signals[:: max(1, len(signals) // SAMPLE)], rest)
     if pace is None:
         return None
     means = []
-    for row in zip(*[one[WORK] for one in signals], strict=True):
+    for row in zip(*[rank[WORK] for rank in signals], strict=True):
         rest()
         sizes = known(row)
         means.append(math.fsum(sizes) / len(sizes) if sizes else math.nan)
-    found = []
-    for one in signals:
+    extras = []
+    for rank in signals:
         rest()
-        more = [pace * (size - mean) for size, mean in zip(one[WORK], means, strict=True)]
-        found.append([0.0 if math.isnan(seconds) else seconds for seconds in more])
-    return found
+        extra = [pace * (size - mean) for size, mean in zip(rank[WORK], means, strict=True)]
+        extras.append([0.0 if math.isnan(seconds) else seconds for seconds in extra])
+    return extras
 
 
 def _seconds_per_unit(signals: Sequence[Signals], rest: Callable[[], object]) -> float | None:
-    """Return the seconds per unit of work: the slope of Tukey's resistant line.
-
-    Return None if sizes don't explain local times.
-    """
+    """Return the slope of Tukey's resistant line. None: sizes don't explain local times."""
     points: list[tuple[float, float]] = []
-    for one in signals:
+    for rank in signals:
         rest()
-        pairs = zip(one[WORK], one[LOCAL], strict=True)
+        pairs = zip(rank[WORK], rank[LOCAL], strict=True)
         points += [(size, seconds) for size, seconds in pairs if not math.isnan(size + seconds)]
     points.sort()
     rest()
@@ -92,13 +79,10 @@ def _deviation(values: Sequence[float]) -> float:
 
 
 def _paces(signals: Signals) -> list[float]:
-    """Return the seconds per unit of work in each step.
-
-    Only `HOST` and `DEVICE` count, because the seconds of other causes don't grow with the batch size.
-    """
+    """Return seconds per unit of work in each step, of `HOST` and `DEVICE`: other causes don't grow with the batch."""
     peers = Peers((0,), (signals,))
     (host, _), (device, _) = peers.column(0, HOST), peers.column(0, DEVICE)
-    grown = [one + other for one, other in zip(host, device, strict=True)]
+    grown = [own + other for own, other in zip(host, device, strict=True)]
     return known([seconds / size for seconds, size in zip(grown, signals[WORK], strict=True) if size])
 
 

@@ -1,9 +1,4 @@
-"""Times at which this rank has computed the last gradient of a backward.
-
-After the last gradient of a backward, the rank waits for other ranks. A hook on one parameter records each of these
-times. The forward usually uses a model's first parameter first, so the backward computes the gradient of this parameter
-last.
-"""
+"""Times of each backward's last gradient, by a hook on the first parameter: the forward usually uses it first."""
 
 import gc
 import math
@@ -24,10 +19,10 @@ from perf_callbacks.stragglers.local_times import Moment
 from perf_callbacks.stragglers.search import LEAST_SECONDS
 
 MOST_MOMENTS = 4096
-"""Largest number of stored `Moment` objects. If this number is reached, a new object replaces the oldest object."""
+"""Stored `Moment` objects; a new one then replaces the oldest."""
 
 APART_SECONDS = LEAST_SECONDS
-"""The file `schedstat` is read at most once in this many seconds, because a reading takes 6 us."""
+"""Between two readings of `schedstat`, because a reading takes 6 us."""
 
 
 class GradientMoments:
@@ -46,15 +41,18 @@ class GradientMoments:
 
 
 def last_parameter(model: nn.Module | None) -> torch.Tensor | None:
-    """Return the parameter whose gradient is done last, guessed from the order in the model.
+    """Return the parameter whose gradient is last, by its order. Scalars, such as a loss's scale, get theirs early.
 
-    Parameters with two or more dimensions are preferred, because scalars, such as the scale of a loss, get their
-    gradients early. Return None if no parameter is trained, or if a lazy module has parameters without a shape.
+    None: no parameter is trained, or a lazy module has parameters without a shape.
     """
-    trained = [] if model is None else [one for one in model.parameters() if one.requires_grad and one.is_leaf]
+    trained = (
+        []
+        if model is None
+        else [parameter for parameter in model.parameters() if parameter.requires_grad and parameter.is_leaf]
+    )
     if any(map(is_lazy, trained)):
         return None
-    return next((one for one in trained if one.dim() > 1), next(iter(trained), None))
+    return next((parameter for parameter in trained if parameter.dim() > 1), next(iter(trained), None))
 
 
 def sharded(model: nn.Module | None) -> bool:
@@ -63,34 +61,28 @@ def sharded(model: nn.Module | None) -> bool:
         return False
     wrapped = any("FullyShardedDataParallel" in type(module).__name__ for module in model.modules())
     return wrapped or any(
-        hasattr(one, "device_mesh") or hasattr(one, "ds_id") or type(one).__name__ == "FlatParameter"
-        for one in model.parameters()
+        hasattr(parameter, "device_mesh") or hasattr(parameter, "ds_id") or type(parameter).__name__ == "FlatParameter"
+        for parameter in model.parameters()
     )
 
 
 def size_of(model: nn.Module | None) -> int:
-    """Return the number of a model's parameters.
-
-    Return 0 if there is no model, or if each rank has only a part of the model.
-    """
+    """Return the number of parameters; 0 if each rank has only a part of the model."""
     if model is None or sharded(model):
         return 0
-    return sum([one.numel() for one in model.parameters() if not is_lazy(one)])
+    return sum([parameter.numel() for parameter in model.parameters() if not is_lazy(parameter)])
 
 
 def wrapper_of(model: nn.Module | None, called: object) -> DistributedDataParallel | None:
-    """Return the `DistributedDataParallel` that wraps a model, or None if the model has no such wrapper.
-
-    Args:
-        model: The model, with or without the wrapper.
-        called: The object that training calls as the model, if known.
-    """
-    for one in (called, model):
-        if isinstance(one, DistributedDataParallel):
-            return one
+    """Return the wrapper of a model. `called` is what training calls as the model, if known."""
+    for module in (called, model):
+        if isinstance(module, DistributedDataParallel):
+            return module
     # In a plain loop, `measure` may get the model without its wrapper. This search takes some 25 ms.
-    found = [one for one in gc.get_referrers(DistributedDataParallel) if type(one) is DistributedDataParallel]
-    return next((one for one in found if model is not None and one.module is model), None)
+    wrappers = [
+        wrapper for wrapper in gc.get_referrers(DistributedDataParallel) if type(wrapper) is DistributedDataParallel
+    ]
+    return next((wrapper for wrapper in wrappers if model is not None and wrapper.module is model), None)
 
 
 def _noter(
@@ -99,7 +91,7 @@ def _noter(
     file: int | None,
     wrapper: "ref[DistributedDataParallel] | None",
 ) -> Callable[[object], None]:
-    """Return the hook. The hook holds no reference to the model or to `GradientMoments`."""
+    """The hook holds no reference to the model or to `GradientMoments`."""
     read, tracing = getattr(os, "pread", None), torch.compiler.is_dynamo_compiling  # Windows has no `pread`
     line, due = b"", -math.inf
 
@@ -128,7 +120,7 @@ def _close(hooks: list[Any], file: int | None) -> None:
 
 
 def _schedstat() -> int | None:
-    """Open the file in which Linux counts the nanoseconds for which this thread was ready to run but had no CPU."""
+    """Linux counts there the nanoseconds for which this thread was ready to run but had no CPU."""
     try:
         return os.open(f"/proc/self/task/{threading.get_native_id()}/schedstat", os.O_RDONLY | os.O_CLOEXEC)
     except (OSError, AttributeError) as error:  # another system, or a sandbox without this file

@@ -1,11 +1,9 @@
-"""Local time of a rank: the time from one meeting of ranks to the next meeting, without waits.
+"""Local time of a rank: the time from one meeting of ranks to the next, without waits.
 
-At a meeting, ranks wait for each other. The tape shows meetings in collectives and in other waits for ranks. The end of
-a backward is also a meeting if `DistributedDataParallel` reduces the gradients of the backward. A cycle lasts from one
-meeting to the next. The local time of a cycle is its duration minus all waits. At most one cycle ends in each step,
-even if ranks meet several times in the step. If gradients are reduced in the step, the cycle ends with the last
-backward that reduces them. Otherwise, the cycle ends with the last wait of the step. A cycle may last several steps:
-for example eight steps, if ranks wait for each other only in every eighth step.
+At a meeting, ranks wait for each other: in collectives, in other waits for ranks, and at the end of a backward whose
+gradients `DistributedDataParallel` reduces. At most one cycle, from meeting to meeting, ends in each step: with the
+last backward that reduces gradients, or else with the last wait. A cycle may last several steps, such as eight if ranks
+wait for each other only in every eighth.
 """
 
 import math
@@ -21,30 +19,24 @@ from perf_callbacks.kernel.engine.observer import Observer
 from perf_callbacks.kernel.engine.stages import Stage
 
 MOST_STEPS = 4096
-"""Largest number of steps whose local times are kept until `take` returns them."""
+"""Steps whose local times are kept for `take`."""
 
 NANOSECONDS = 1e-9
 
 
 class Moment(NamedTuple):
-    """Time at which this rank had computed the last gradient of a backward."""
+    """This rank had computed the last gradient of a backward."""
 
     time: float
     line: bytes
-    """Content of the thread's file `schedstat` in `/proc`, or empty without such a file.
-
-    The second number in this line counts the nanoseconds for which the thread was ready to run but had no CPU. If steps
-    are short, the file is not read for each `Moment`. If the file is not read for a `Moment`, `line` is copied from the
-    previous `Moment`."""
+    """The thread's `schedstat` in `/proc`; in short steps, the previous one. The second number are nanoseconds
+    without CPU."""
     reduced: bool
     """True: `DistributedDataParallel` waits for other ranks at the end of this backward."""
 
 
 class LocalTime(NamedTuple):
-    """Times in seconds on one rank, for the cycle that ends in a step. Unknown times are NaN.
-
-    If no cycle ends in the step, all times except `waited` are NaN.
-    """
+    """Seconds of one rank in the cycle that ends in a step; unknown is NaN, and without an end, all except `waited`."""
 
     local: float
     """Time of the cycle without waits for other ranks."""
@@ -55,32 +47,25 @@ class LocalTime(NamedTuple):
     steal: float
     """Part of `local` in which the thread was ready to run but had no CPU."""
     waited: float
-    """Time of waits for other ranks and of exchanges of gradients, within the backwards of the step."""
+    """Waits for other ranks and exchanges of gradients, within the backwards of the step."""
 
 
 class Shape(NamedTuple):
     """Positions of meetings, of waits for data and of evaluations among the marks of a step."""
 
     meetings: tuple[tuple[int, int, bool], ...]
-    """For each wait: the positions of its begin and end, and True if the wait is within a backward.
-
-    For each backward: -1, the position of its end, and True."""
+    """Begin and end of each wait, and True if it is within a backward; for each backward: -1, its end, and True."""
     data: tuple[tuple[int, int], ...]
-    """Positions at which each wait for data begins and ends."""
+    """Begin and end of each wait for data."""
     asides: tuple[int, ...]
-    """Positions at which evaluations and other interruptions of training begin."""
+    """Begins of evaluations and other interruptions of training."""
 
 
 class LocalTimes(Observer):
     """Computes local times from the marks of the tape, and from the times at which gradients were done."""
 
     def __init__(self, moments: "deque[Moment]", *, reduced: bool) -> None:
-        """Begin without marks.
-
-        Args:
-            moments: A `Moment` for each backward. `marks_read` removes each `Moment` after reading it.
-            reduced: True: the model has a wrapper that reduces gradients.
-        """
+        """`marks_read` removes each backward's `Moment` after reading it. `reduced`: a wrapper reduces gradients."""
         self._moments, self._reduced = moments, reduced
         self._steps: dict[int, LocalTime] = {}
         self._marks: list[Any] = []  # of the step that has not ended
@@ -89,14 +74,13 @@ class LocalTimes(Observer):
         self._last_marks: list[Any] = []
         self._last_shape = Shape((), (), ())
         self._met = math.nan
-        """Time of the last meeting, at which the current cycle began. NaN if this time is unknown, or if an evaluation
-        came after it."""
+        """Last meeting, at which the cycle began. NaN: unknown, or an evaluation came after it."""
         self._waited = 0.0
-        """Seconds of waits in the current cycle so far."""
+        """In the current cycle so far."""
         self._collected_seconds = self._fetched_seconds = 0.0
-        """Seconds of garbage collections and of waits for data in the current cycle so far."""
+        """In the current cycle so far."""
         self._fetched: list[tuple[float, float]] = []
-        """Begin and end of each wait for data after the last meeting."""
+        """Each wait for data after the last meeting."""
         self._delay = math.nan
         """Seconds without a CPU from the start of the thread to the begin of the current cycle."""
         self._line = b""
@@ -104,10 +88,6 @@ class LocalTimes(Observer):
 
     @override
     def marks_read(self, pairs: Sequence[Any], numbers: Sequence[int]) -> None:
-        """Read `pairs`, in which each mark is followed by its time.
-
-        `numbers` lists the steps that end in these marks.
-        """
         marks, times = [*self._marks, *pairs[::2]], [*self._times, *pairs[1::2]]
         length = len(self._last_marks)
         alike = length > 0 and marks == self._last_marks * len(numbers)  # usually true, and compared in C
@@ -132,7 +112,7 @@ class LocalTimes(Observer):
             del self._steps[next(iter(self._steps))]
 
     def take(self, numbers: Sequence[int]) -> list[LocalTime | None]:
-        """Remove and return the local times of these steps. None stands for a step whose marks were not read."""
+        """Remove and return the local times of these steps. None: a step's marks were not read."""
         return [self._steps.pop(number, None) for number in numbers]
 
     def _step(self, number: int, times: Sequence[float], shape: Shape) -> None:
@@ -140,7 +120,7 @@ class LocalTimes(Observer):
         place = ends[0] if ends[0] >= 0 else ends[1]
         until = times[place] if place >= 0 else times[-1]
         data = [*self._fetched, *[(times[begin], times[end]) for begin, end in shape.data]]
-        fetched, self._fetched = [one for one in data if one[1] <= until], [one for one in data if one[1] > until]
+        fetched, self._fetched = [span for span in data if span[1] <= until], [span for span in data if span[1] > until]
         collected, while_fetching = self._collected(until, fetched)
         self._collected_seconds += collected
         self._fetched_seconds += math.fsum([end - begin for begin, end in fetched]) - while_fetching
@@ -150,13 +130,13 @@ class LocalTimes(Observer):
         else:
             waited = math.fsum([self._waited, *[seconds for at, seconds in waits if at <= until]])
             self._waited = math.fsum([seconds for at, seconds in waits if at > until])
-            aside = any([one < place for one in shape.asides])
+            aside = any([begin < place for begin in shape.asides])
             local = math.nan if aside else until - self._met - waited
             delay = _delay(line)
             steal = delay - self._delay
             self._steps[number] = LocalTime(local, self._collected_seconds, self._fetched_seconds, steal, in_backward)
             self._collected_seconds = self._fetched_seconds = 0.0
-            self._met = math.nan if any([one > place for one in shape.asides]) else until
+            self._met = math.nan if any([begin > place for begin in shape.asides]) else until
             self._delay = delay
         if not line:  # no gradient was done in this step, or no file shows the time without a CPU
             self._unread.clear()
@@ -168,17 +148,14 @@ class LocalTimes(Observer):
                 self._spread([*unread, number])
 
     def _spread(self, numbers: Sequence[int]) -> None:
-        """Divide the time without a CPU among the steps in `numbers`, in proportion to their local times.
-
-        Before this call, the final step holds the whole time without a CPU.
-        """
+        """Divide the time without a CPU, all in the final step, among the steps in proportion to their local times."""
         steal = self._steps[numbers[-1]].steal
-        found = {number: self._steps[number] for number in numbers if number in self._steps}
-        lengths = [max(0.0, one.local) for one in found.values()]  # 0 if unknown
+        steps = {number: self._steps[number] for number in numbers if number in self._steps}
+        lengths = [max(0.0, step.local) for step in steps.values()]  # 0 if unknown
         whole = sum(lengths)
         if whole > 0 and steal > 0:
-            for (number, one), length in zip(found.items(), lengths, strict=True):
-                self._steps[number] = one._replace(steal=steal * length / whole)
+            for (number, step), length in zip(steps.items(), lengths, strict=True):
+                self._steps[number] = step._replace(steal=steal * length / whole)
 
     def _last_moment(self, until: float) -> Moment | None:
         """Remove each `Moment` up to a time, and return the latest one."""
@@ -190,14 +167,11 @@ class LocalTimes(Observer):
     def _waits(
         self, times: Sequence[float], shape: Shape
     ) -> tuple[list[tuple[float, float]], float, bytes, tuple[int, int]]:
-        """Return the waits of a step.
+        """Return the waits of a step: end and seconds of each, and the seconds of all within backwards.
 
-        Returns:
-            The end and the seconds of each wait, the seconds of all waits within backwards, the latest line of
-            `schedstat`, and two positions. The first position is the end of the last backward with reduced gradients.
-            The second position is the end of the last wait. A missing position is -1.
+        Then the latest `schedstat`, and where the last backward with reduced gradients and the last wait end, or -1.
         """
-        found, in_backward, line, reduced, waited = [], 0.0, b"", -1, -1
+        waits, in_backward, line, reduced, waited = [], 0.0, b"", -1, -1
         inner: list[tuple[float, float]] = []  # begin and seconds of the waits in the current backward
         for begin, place, inside in shape.meetings:
             now = times[place]
@@ -215,15 +189,12 @@ class LocalTimes(Observer):
                 # Without a moment, the wait is unknown: the parameter got no gradient.
                 seconds = math.nan if moment is None else now - moment.time
                 seconds -= sum([part for start, part in timed if moment is not None and start >= moment.time])
-            found.append((now, seconds))
+            waits.append((now, seconds))
             in_backward += seconds if inside else 0.0
-        return found, in_backward, line, (reduced, waited)
+        return waits, in_backward, line, (reduced, waited)
 
     def _collected(self, until: float, fetched: Sequence[tuple[float, float]]) -> tuple[float, float]:
-        """Remove the garbage collections that began before the time `until`.
-
-        Return the seconds of garbage collections in this cycle, and their part within waits for data.
-        """
+        """Remove collections that began before `until`: return their seconds, and the part within waits for data."""
         seconds = meanwhile = 0.0
         while self._pauses and not self._pauses[0].start >= until:
             pause = self._pauses.popleft()
@@ -234,7 +205,6 @@ class LocalTimes(Observer):
 
 
 def shape(marks: Sequence[Any]) -> Shape:
-    """Find the meetings of ranks, the waits for data, and the evaluations among the marks of a step."""
     tracker = StageTracker()
     meetings: list[tuple[int, int, bool]] = []
     data, asides = [], []
@@ -252,7 +222,7 @@ def shape(marks: Sequence[Any]) -> Shape:
 
 
 def _delay(line: bytes) -> float:
-    """Return the seconds without a CPU from a line of `schedstat`, or NaN if the line is empty.
+    """Return the seconds without a CPU from a line of `schedstat`; NaN without one.
 
     >>> _delay(b"3277653508 136843134 389")
     0.136843134

@@ -36,36 +36,26 @@ from perf_callbacks.stragglers.text import REMEDIES, SYNCED_REMEDIES, slow_rank
 from perf_callbacks.stragglers.work_kinds import KIND, kind
 
 LAST_SECONDS = 0.5
-"""At the end of a fit, training waits at most this many seconds for the search.
-
-Rank 0 waits for the other ranks' signals of the last window. In a job of one process, training waits for the comparison
-of steps to end.
-"""
+"""Longest wait of a fit's end for the search: for the other ranks' last signals, or a single process's comparison."""
 
 ALONE_STEPS, FEWEST_STEPS = 50, 10
-"""During training, the steps of a single process are compared when there are at least `ALONE_STEPS` new steps. At the
-end of a fit, `FEWEST_STEPS` are enough."""
+"""New steps after which a single process compares its steps during training; and the fewest at the end of a fit."""
 
 NO_MORE = "perf_callbacks: the search for slow ranks has ended, training goes on: %s"
 
 MOST_TOLD = 8
-"""Training logs at most this many warnings about slow ranks. A summary lists the lost seconds of at most this many
-stragglers."""
+"""Most warnings about slow ranks in the log, and stragglers with lost seconds in a summary."""
 
 
 def begin(recorder: Recorder, training: Training) -> Observer | None:
-    """Return the observer that searches for stragglers in this fit, or None if `stragglers` is "off".
-
-    The setting of rank 0 holds for all ranks. In a single process, the search needs timed stages, because only they
-    show the cause of a slow step.
-    """
+    """Rank 0's setting holds for all ranks. A single process needs timed stages, to find causes."""
     if recorder.run.world_size == 1:
         if recorder.config.stragglers == "off" or recorder.run.unstaged is not None:
             return None
         alone = SingleWatch(recorder)
         WATCHDOG.watch(alone)
         return alone
-    ranks = exchange.of(recorder)
+    ranks = exchange.exchange_of(recorder)
     if ranks is None or (ranks.job_settings is not None and not ranks.signals):
         return None
     with guard(logs(log.warning, NO_MORE)):
@@ -74,7 +64,7 @@ def begin(recorder: Recorder, training: Training) -> Observer | None:
 
 
 class _StragglerWatch(Observer):
-    """Stragglers that were found so far. One thread compares ranks. Another thread reads the results without a lock."""
+    """Stragglers so far. One thread compares ranks, another reads the results without a lock."""
 
     def __init__(self, recorder: Recorder, *, model_compared: bool = True, waits_timed: bool = True) -> None:
         self._recorder = recorder
@@ -86,10 +76,9 @@ class _StragglerWatch(Observer):
         self._lost, self._told = 0.0, 0.0
         self._summary: StragglerSummary | None = None
         self.waited_seconds = self.backward_seconds = 0.0
-        """`waited_seconds`: time within backwards in which this rank waited for other ranks or reduced gradients.
-        `backward_seconds`: whole time of these backwards."""
+        """Waits for other ranks and reductions of gradients within backwards; and these backwards."""
         self.timed_steps = self.untimed_steps = 0
-        """Number of this rank's measured steps with a local time, and number of its steps without a local time."""
+        """This rank's measured steps with, and without, a local time."""
 
     def analyse(
         self,
@@ -99,8 +88,8 @@ class _StragglerWatch(Observer):
     ) -> None:
         """Compare ranks, write a record of each straggler, and warn of slow ranks."""
         stragglers = self._stragglers
-        for one in stragglers.window(numbers, ranks, roles, GilYield()):
-            self._recorder.write(one)
+        for straggler in stragglers.window(numbers, ranks, roles, GilYield()):
+            self._recorder.write(straggler)
         worst = stragglers.costliest(MOST_TOLD)
         several = stragglers.slowdown is not None
         self._summary = StragglerSummary(
@@ -108,8 +97,12 @@ class _StragglerWatch(Observer):
             seconds=stragglers.seconds,
             model_compared=self._model_compared,
             seconds_by_cause=stragglers.causes,
-            costliest=tuple([(one.rank, one.cause, one.seconds_lost, one.steps) for one in worst]),
-            costliest_ranks=tuple([one.ranks for one in worst]) if any(one.ranks for one in worst) else (),
+            costliest=tuple(
+                [(straggler.rank, straggler.cause, straggler.seconds_lost, straggler.steps) for straggler in worst]
+            ),
+            costliest_ranks=tuple([straggler.ranks for straggler in worst])
+            if any(straggler.ranks for straggler in worst)
+            else (),
             uneven_batches_seconds=stragglers.uneven_batches_seconds if several else None,
             uneven_stages_seconds=stragglers.uneven_stages_seconds if several else None,
             chance_seconds=stragglers.chance_seconds if several else None,
@@ -127,7 +120,9 @@ class _StragglerWatch(Observer):
                 self._report(slow, text)
 
     def _report(self, slow: SlowRank, text: str) -> None:
-        lost = [one.seconds_lost for one in self._stragglers.costliest(MOST_TOLD) if one.rank == slow.rank]
+        lost = [
+            straggler.seconds_lost for straggler in self._stragglers.costliest(MOST_TOLD) if straggler.rank == slow.rank
+        ]
         details = {
             "text": text,
             "rank": slow.rank,
@@ -144,16 +139,12 @@ class _StragglerWatch(Observer):
     def summary(self) -> dict[str, StragglerSummary]:
         waiting = self.waited_seconds / self.backward_seconds if self.backward_seconds else None
         comparable = self.timed_steps > 0 or self.untimed_steps < FEWEST_STEPS
-        found = replace(self._summary or StragglerSummary(), waits_timed=self._waits_timed)
-        return {"stragglers": replace(found, backward_waiting=waiting, comparable=comparable)}
+        summary = replace(self._summary or StragglerSummary(), waits_timed=self._waits_timed)
+        return {"stragglers": replace(summary, backward_waiting=waiting, comparable=comparable)}
 
     @override
     def metrics(self, kind: str) -> dict[str, float]:
-        """Return the seconds lost to stragglers.
-
-        If `kind` is "row", return only the seconds that were lost after the previous row. For any other kind, return
-        the lost seconds of the whole fit.
-        """
+        """Return the seconds lost since the previous row (kind "row"), or in the whole fit."""
         if self._summary is None or self._recorder.run.world_size == 1:
             return {}
         lost, before = self._lost, self._told if kind == "row" else 0.0
@@ -176,18 +167,14 @@ class RanksWatch(_StragglerWatch):
         self._parameters = gradient_moments.size_of(model)
         self._local: LocalTimes | None = None
         self._made, self._analysed = 0, 1
-        """`_made`: number of the first step in this rank's newest window. `_analysed`: number of the first step after
-        all analysed windows."""
+        """First step in this rank's newest window; and after all analysed windows."""
         self._failed, self._compares = False, True
         if self._staged and not self._device:  # a hook for gradients would run on the host, ahead of the device
             self._local = self._local_times(training)
         ranks.set_reader(self.window_gathered)
 
     def _local_times(self, training: Training) -> LocalTimes:
-        """Return the observer that computes local times.
-
-        If parameters are sharded, the tape shows all waits, and no hook is needed.
-        """
+        """If parameters are sharded, the tape shows all waits, and no hook is needed."""
         model, called = training.model, None
         parameter = None if self._sharded else gradient_moments.last_parameter(model)
         if parameter is None:
@@ -201,10 +188,7 @@ class RanksWatch(_StragglerWatch):
 
     @override
     def marks_read(self, pairs: Sequence[Any], numbers: Sequence[int]) -> None:
-        """Compute local times from the marks.
-
-        After an error, this rank sends no more signals, but goes on measuring.
-        """
+        """After an error, this rank sends no more signals, but goes on measuring."""
         if self._local is None or self._failed:
             return
         with guard(logs(log.warning, NO_MORE)):
@@ -214,10 +198,7 @@ class RanksWatch(_StragglerWatch):
 
     @override
     def window_part(self, steps: Columns) -> StepSignals:
-        """Return this rank's signals for a window.
-
-        After an error, this rank sends no more signals, but goes on measuring.
-        """
+        """After an error, this rank sends no more signals, but goes on measuring."""
         if self._failed:
             return {}
         with guard(logs(log.warning, NO_MORE)):
@@ -247,7 +228,7 @@ class RanksWatch(_StragglerWatch):
         return signals.of_local_times(steps, times)
 
     def window_gathered(self, window: GatheredWindow) -> None:
-        """Compare the ranks in a window. After an error, ranks are no longer compared, but the exchange goes on."""
+        """After an error, ranks are no longer compared, but the exchange goes on."""
         last = window.first_step + window.steps
         try:
             with guard(logs(log.warning, NO_MORE, trace=True)):
@@ -285,7 +266,6 @@ class SingleWatch(_StragglerWatch):
             self._heard.append(record)
 
     def tick(self, now: float) -> bool:  # noqa: ARG002 the watchdog calls with the time
-        """Compare the latest steps with each other if there are enough steps."""
         if not self._ended:
             self._compare(ALONE_STEPS)
         return not self._ended and not self._failed

@@ -1,9 +1,8 @@
 """Comparison of the signals of ranks that do the same work.
 
-A signal has one value for each step of a window on one rank. Unknown values are NaN. `LOCAL` is the rank's time without
-waits for other ranks, in seconds. `STEP` is the time of the whole step. `LOCAL` is divided among the `CAUSES`. The part
-of `LOCAL` that was not measured for any other cause counts as `HOST`. `WORK` is the size of the batch, and is present
-only if sizes vary.
+A signal has one value for each step of a window on one rank; unknown is NaN. `LOCAL` is the rank's time without waits
+for other ranks, `STEP` the whole step. `LOCAL` is divided among the `CAUSES`, of which `HOST` is the part that was not
+measured otherwise. `WORK` is the size of the batch, present only if sizes vary.
 """
 
 import math
@@ -17,19 +16,16 @@ STEP, LOCAL, WORK = "step", "local", "work"
 GC, DATA, STEAL, DEVICE, HOST = "gc", "data", "steal", "device", "host"
 
 CAUSES = (GC, DATA, STEAL, DEVICE, HOST)
-"""Causes of slow steps: garbage collection, waiting for data or a CPU, computing on the device, and other host work."""
+"""Garbage collection, waiting for data or a CPU, computing on the device, and other host work."""
 
 SEEN = 8
-"""In each step, only this many of the slowest ranks are examined. The time of the slowest unexamined rank limits how
-much shorter a step can get."""
+"""Slowest ranks that are examined in each step. The next one's time limits how much shorter a step can get."""
 
 SAMPLE = 63
-"""A median over all ranks is computed from a sample. The sample has at least this many ranks, or all ranks of a
-smaller group.
-"""
+"""A median over all ranks takes a sample of at least this many."""
 
 LEAST_PART = 0.1
-"""A cause is named only if it explains at least this part of a slow rank's excess. Less may be chance."""
+"""A cause is named only if it explains this part of a slow rank's excess. Less may be chance."""
 
 Signals = Mapping[str, Sequence[float]]
 
@@ -39,15 +35,15 @@ class Compared:
     """Comparison of several ranks in one step."""
 
     step: int
-    """Position of the step in the window."""
+    """In the window."""
     slowest: int
-    """Position of the slowest rank in `Peers.ranks`."""
+    """In `Peers.ranks`."""
     late: float
-    """Seconds by which the slowest rank took longer than a usual rank."""
+    """Of the slowest rank over a usual one."""
     gains: Mapping[str, float]
-    """Maps a cause to the seconds that the step would save if no rank exceeded the rank's median time for the cause."""
+    """What the step would save, by cause, if no rank exceeded its own median time for it."""
     gain: float
-    """Seconds that the step would save if no rank exceeded the rank's median time for any cause."""
+    """The same for all causes together."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +56,7 @@ class Peers:
 
     @property
     def waits_hidden(self) -> bool:
-        """Return True if the times are stages of a device: waits there may be unseen, and count as the rank's work."""
+        """True if the times are stages of a device: waits there may be unseen, and count as the rank's work."""
         return STEAL not in self.signals[0] and GC in self.signals[0]
 
     @property
@@ -68,14 +64,16 @@ class Peers:
         return range(0, len(self.ranks), max(1, len(self.ranks) // SAMPLE))
 
     def compare(self, rest: Callable[[], object]) -> Iterator[Compared]:
-        """Yield a comparison of the ranks for each step in which enough ranks have a known time."""
+        """Only steps in which enough ranks have a known time are compared."""
         alone = len(self.ranks) == 1
         usual = median(known(self.signals[0][LOCAL])) if alone else 0.0
         stride = self.sample.step
-        causes = [cause for cause in CAUSES if cause == HOST or any(cause in one for one in self.signals[::stride])]
+        causes = [
+            cause for cause in CAUSES if cause == HOST or any(cause in signals for signals in self.signals[::stride])
+        ]
         if self.waits_hidden and len(self.ranks) == 2:  # noqa: PLR2004 the other rank may be slow, and this one waits
             causes = [cause for cause in causes if cause != DEVICE]
-        for step, row in enumerate(zip(*[one[LOCAL] for one in self.signals], strict=True)):
+        for step, row in enumerate(zip(*[signals[LOCAL] for signals in self.signals], strict=True)):
             rest()
             places: Collection[int] = range(len(row))
             sample: Sequence[float] = row[::stride]
@@ -93,7 +91,7 @@ class Peers:
             yield Compared(step, top[0], late, gains, whole)
 
     def _gain(self, row: Sequence[float], top: Sequence[int], step: int, *causes: str) -> float:
-        """Return the seconds that a step would save if each rank spent at most its median time on `causes`."""
+        """Return what a step would save if each rank spent at most its median time on `causes`."""
         least = row[top[SEEN]] if len(top) > SEEN else -math.inf
         for place in top[:SEEN]:
             if row[place] <= least:  # the remaining ranks are faster still
@@ -106,29 +104,26 @@ class Peers:
         return row[top[0]] - least
 
     def common(self, step: int, cause: str) -> float:
-        """Return the excess of a cause on a typical rank in a step.
-
-        The result is large if, for example, all ranks wait for one disk.
-        """
+        """Return the excess of a cause on a typical rank in a step: large if, for example, all wait for one disk."""
         columns = [self.column(place, cause) for place in self.sample]
         return statistics.median_low([max(0.0, column[step] - usual) for column, usual in columns])
 
     def explain(self, place: int, rest: Callable[[], object]) -> dict[str, float]:
-        """Return the part of a slow rank's excess that each large cause explains, with the largest part first."""
-        more = {}
+        """Return the part of a slow rank's excess that each large cause explains, the largest first."""
+        excess = {}
         for cause in CAUSES:
             rest()
-            more[cause] = self.more(place, cause)
-        least = LEAST_PART * sum([seconds for seconds in more.values() if seconds > 0])
-        found = {cause: seconds for cause, seconds in more.items() if seconds > least}
-        whole = sum(found.values())
-        return {cause: found[cause] / whole for cause in sorted(found, key=lambda cause: -found[cause])}
+            excess[cause] = self.more(place, cause)
+        least = LEAST_PART * sum([seconds for seconds in excess.values() if seconds > 0])
+        causes = {cause: seconds for cause, seconds in excess.items() if seconds > least}
+        whole = sum(causes.values())
+        return {cause: causes[cause] / whole for cause in sorted(causes, key=lambda cause: -causes[cause])}
 
     def more(self, place: int, cause: str) -> float:
         """Return the median seconds of a cause on a rank, minus the median on a healthy rank."""
-        others = [one for one in range(len(self.ranks)) if one != place]
+        others = [other for other in range(len(self.ranks)) if other != place]
         others = others[:: max(1, len(others) // SAMPLE)]
-        return self.median(place, cause) - low([self.median(one, cause) for one in others])
+        return self.median(place, cause) - low([self.median(other, cause) for other in others])
 
     def usual(self, cause: str) -> float:
         return median([self.median(place, cause) for place in self.sample])
@@ -138,8 +133,8 @@ class Peers:
 
     def column(self, place: int, cause: str) -> tuple[Sequence[float], float]:
         """Return the seconds of a cause on a rank in each step, and their median. Unexplained time counts as `HOST`."""
-        found = self._columns.get((place, cause))
-        if found is None:
+        cached = self._columns.get((place, cause))
+        if cached is None:
             signals = self.signals[place]
             if cause == HOST:
                 parts = [signals[part] for part in CAUSES if part in signals]
@@ -148,8 +143,8 @@ class Peers:
                 column = signals.get(cause, (0.0,) * len(signals[LOCAL]))
             # the lower median: if a rank is slow in half of the steps, the other half is usual
             middle = statistics.median_low((known(column) if math.isnan(sum(column)) else column) or (0.0,))
-            found = self._columns[place, cause] = column, middle
-        return found
+            cached = self._columns[place, cause] = column, middle
+        return cached
 
 
 def _rest(local: float, *parts: float) -> float:
@@ -158,7 +153,7 @@ def _rest(local: float, *parts: float) -> float:
 
 
 def known(values: Sequence[float]) -> list[float]:
-    """Return the values that are not NaN."""
+    """Leave out NaN."""
     return [value for value in values if not math.isnan(value)]
 
 

@@ -1,9 +1,8 @@
-"""Search for stragglers: it finds which ranks made other ranks wait, why, and how many seconds the job lost.
+"""Search for stragglers: which ranks made other ranks wait, why, and how many seconds the job lost.
 
-All ranks leave a collective together. Each rank measures with its own clock how long it works until it waits for other
-ranks again. Durations can be compared between ranks, although the ranks' clocks may differ. The search finds the causes
-of single slow steps. `slow_sets.py` finds ranks that stay slow. `uneven.py` finds seconds that are lost to uneven work
-or to chance.
+All ranks leave a collective together, and each measures with its own clock how long it works until it waits again:
+durations can be compared between clocks. This file finds the causes of single slow steps, `slow_sets.py` ranks that
+stay slow, and `uneven.py` seconds that are lost to uneven work or to chance.
 """
 
 import math
@@ -33,36 +32,29 @@ from perf_callbacks.stragglers.uneven import UnevenLoss, uneven
 from perf_callbacks.stragglers.work_kinds import Role, kind_of, layers, replica
 
 LEAST_SHARE, LEAST_SECONDS = 0.25, 0.003
-"""A rank is named if it costs a step more than `LEAST_SHARE` of a median step, and more than `LEAST_SECONDS`."""
+"""A named rank costs a step more than both: this share of a median step, and these seconds."""
 
 EXACT = frozenset({GC, STEAL})
-"""Causes that are measured directly. These causes come first, since waiting for data may include some of their time."""
+"""Measured directly. They come first, since waiting for data may include some of their time."""
 
 DEVIATIONS = 8 * 1.4826
-"""A loss must exceed the usual loss by this many median deviations to count, unless its cause is in `EXACT`.
-
-A standard deviation is 1.4826 median deviations.
-"""
+"""Median deviations (of 1 / 1.4826 standard deviations) above the usual loss, from which causes not in `EXACT`
+count."""
 
 MEMORY = 200
-"""The usual loss is the median of the losses in this many latest steps."""
+"""Latest steps whose median loss is the usual one."""
 
 SHORTAGE = 2.0
-"""The smallest loss that counts is raised by `SHORTAGE` times the usual wait for a CPU, unless the cause is in `EXACT`.
-Times vary more on busy CPUs."""
+"""Usual waits for a CPU that raise the smallest loss, unless the cause is in `EXACT`: times vary more on busy CPUs."""
 
 SORTS = frozenset({STEAL, DEVICE})
-"""Signals that show how local times were measured. Only times that were measured in the same way are compared.
-
-A rank that times its thread's waits has the signal `STEAL`. A rank has the signal `DEVICE` if the rank computes on a
-device and times forward and optimizer. A rank has neither signal if it times only the stages outside of the model.
-"""
+"""Signals by whose presence ranks are comparable: waits are timed, or forward and optimizer on a device, or neither."""
 
 Who = tuple[int, ...]
-"""Numbers of the ranks in a set, in ascending order."""
+"""Ascending."""
 
 _Kind = tuple[int, frozenset[str]]
-"""Kind of a rank's work, and the names of those of the rank's signals that are in `SORTS`."""
+"""Kind of a rank's work, and which of `SORTS` it has."""
 
 
 class Stragglers:
@@ -72,18 +64,17 @@ class Stragglers:
         self._groups: dict[object, _Group] = {}
         self._sets: dict[object, SlowSets] = {}
         self._sums: dict[tuple[Who, str], Straggler] = {}
-        """For each set of ranks and each cause: the newest straggler, with the sums of all seconds and steps."""
+        """The newest straggler of each set of ranks and cause, with the sums of all."""
         self.steps = 0
-        """Number of steps that were compared."""
+        """That were compared."""
         self.seconds = self.uneven_seconds = 0.0
-        """`seconds`: duration of the compared steps. `uneven_seconds`: the part of this duration that slow ranks and
-        uneven work cost."""
+        """Of the compared steps; and the part that slow ranks and uneven work cost."""
         self.uneven_batches_seconds = self.uneven_stages_seconds = self.chance_seconds = 0.0
-        """Parts of `uneven_seconds`: seconds lost to uneven batches, to uneven pipeline stages, and to chance."""
+        """Parts of `uneven_seconds`: batches, pipeline stages, and chance."""
         self.other_work = 0
-        """Number of ranks that the newest window left out, because no other rank does the same work."""
+        """Ranks that the newest window left out, because no other rank does the same work."""
         self.undecided_steps = 0
-        """Number of steps in windows in which it is undecided which ranks are slow. See `ComparedWindow.undecided`."""
+        """In windows in which it is undecided which ranks are slow. See `ComparedWindow.undecided`."""
         self._undecided_seconds = 0.0
         self._several = self._undecided = False
 
@@ -94,24 +85,17 @@ class Stragglers:
         roles: Mapping[int, Mapping[str, int]] | None = None,
         rest: Callable[[], object] = lambda: None,
     ) -> list[Straggler]:
-        """Compare the ranks of a window, and return the stragglers found.
-
-        Args:
-            numbers: Numbers of the window's steps.
-            ranks: Signals of each rank. A rank is left out if its signals don't have one value per step.
-            roles: Coordinates of each rank, such as its pipeline stage.
-            rest: Function to call between slices of the work. Each slice takes less than a millisecond.
-        """
+        """Leave out ranks without one value per step. `rest` is called after slices of less than a millisecond."""
         roles = roles or {}
         work, self.other_work = _groups(len(numbers), ranks, roles, rest)
         for kind in self._sets.keys() - {kind for _, kind in work}:
             del self._sets[kind]
         if not work:
             return []
-        one = ranks[min(map(min, work.values()))]
-        step_seconds = [*one.get(STEP, one[LOCAL])]  # of any rank, as all ranks wait for each other
+        sample = ranks[min(map(min, work.values()))]
+        step_seconds = [*sample.get(STEP, sample[LOCAL])]  # of any rank, as all ranks wait for each other
         usual = median(known(step_seconds))
-        found: list[Straggler] = []
+        stragglers: list[Straggler] = []
         teams: dict[_Kind, list[_Compared]] = {}
         for like in sorted(work, key=repr):
             group = sorted(work[like])
@@ -120,7 +104,7 @@ class Stragglers:
             peers = Peers(group, without_batch_size(signals, rest))
             compared = [*peers.compare(rest)]
             events = self._groups.setdefault(like, _Group()).find(numbers, peers, compared, usual)
-            found += events
+            stragglers += events
             teams.setdefault(like[1], []).append(_Compared(peers, signals, compared, events))
         self._undecided = False
         if len(ranks) > 1:
@@ -129,7 +113,7 @@ class Stragglers:
             costs: list[tuple[float, UnevenLoss]] = []
             for kind, team in teams.items():
                 slow, seconds, lost = self._team(kind, team, durations, roles, rest)
-                found += slow
+                stragglers += slow
                 costs.append((seconds, lost))
             self._add(*max(costs, key=itemgetter(0)))
         self.steps += len(known(step_seconds))
@@ -137,12 +121,12 @@ class Stragglers:
         if self._undecided:
             self.undecided_steps += len(known(step_seconds))
             self._undecided_seconds += sum(known(step_seconds))
-        for straggler in found:
+        for straggler in stragglers:
             who = straggler.ranks or (straggler.rank,), straggler.cause
             before = self._sums.get(who, replace(straggler, seconds_lost=0.0, steps=0))
             seconds, times = before.seconds_lost + straggler.seconds_lost, before.steps + straggler.steps
             self._sums[who] = replace(straggler, seconds_lost=seconds, steps=times)
-        return sorted(found, key=lambda one: (one.step, one.rank, one.cause))
+        return sorted(stragglers, key=lambda event: (event.step, event.rank, event.cause))
 
     def _team(
         self,
@@ -152,23 +136,16 @@ class Stragglers:
         roles: Mapping[int, Mapping[str, int]],
         rest: Callable[[], object],
     ) -> tuple[list[Straggler], float, UnevenLoss]:
-        """Return the sets of slow ranks among all ranks of one kind, and the cost of slow ranks and uneven work.
+        """Return the sets of slow ranks among all ranks of one kind, their cost, and the cost that is no rank's fault.
 
-        The `UnevenLoss` is the part of the cost for which no rank is to blame.
-
-        Args:
-            kind: Kind of work, and the signals of `SORTS` that each rank has.
-            team: Groups of ranks. The ranks of a group do the same work.
-            durations: Seconds of each step of the window, by the step's number. Unknown seconds are NaN.
-            roles: Coordinates of each rank.
-            rest: Function to call between slices of the work.
+        Ranks of a group in `team` do the same work; `durations` are by number of the step, NaN if unknown.
         """
         numbers = [*durations]
-        steps = sorted(set.intersection(*[{step.step for step in one.steps} for one in team]))
+        steps = sorted(set.intersection(*[{step.step for step in group.steps} for group in team]))
         steps = [step for step in steps if not math.isnan(durations[numbers[step]])]
-        if not steps or sum([len(one.peers.ranks) for one in team]) < 2:  # noqa: PLR2004 two ranks can be compared
+        if not steps or sum([len(group.peers.ranks) for group in team]) < 2:  # noqa: PLR2004 two ranks can be compared
             return [], 0.0, UnevenLoss()
-        stages = [one.stage(numbers, steps, rest) for one in team]
+        stages = [group.stage(numbers, steps, rest) for group in team]
         kept = [numbers[step] for step in steps]
         seconds = [durations[number] for number in kept]
         window = ComparedWindow(kept, median(seconds), stages, rest)
@@ -176,11 +153,11 @@ class Stragglers:
         sets.keep(window)
         if undecided := window.undecided():
             self._undecided = True
-            window.excess = {rank: more for rank, more in window.excess.items() if rank not in undecided}
+            window.excess = {rank: seconds for rank, seconds in window.excess.items() if rank not in undecided}
             return sets.find(window), 0.0, UnevenLoss()
         replicas = {rank: replica(roles.get(rank, {})) for rank in window.ranks} if len(team) > 1 else {}
         lost = uneven(window, replicas, sum(seconds), rest)
-        saved = lost.seconds + sum([event.seconds_lost for one in team for event in one.events])
+        saved = lost.seconds + sum([event.seconds_lost for group in team for event in group.events])
         if window.excess:
             saved += sum(window.longest()) - lost.healthy
         return sets.find(window), min(saved, sum(seconds)), lost
@@ -193,16 +170,12 @@ class Stragglers:
 
     @property
     def slow(self) -> list[SlowRank]:
-        return [one.slow for one in self._sets.values() if one.slow is not None]
+        return [sets.slow for sets in self._sets.values() if sets.slow is not None]
 
     def costliest(self, most: int) -> list[Straggler]:
-        """Return the costliest ranks and sets of ranks, with the sums of their seconds and steps.
-
-        From window to window, a set may lack some of its ranks. So a set includes the sums of each smaller set that it
-        contains, if the smaller set has the same cause and cost less.
-        """
+        """Return the costliest sets, each with cheaper smaller ones of its cause: in a window, ranks may be absent."""
         sets: list[Straggler] = []
-        for straggler in sorted(self._sums.values(), key=lambda one: one.seconds_lost, reverse=True):
+        for straggler in sorted(self._sums.values(), key=lambda row: row.seconds_lost, reverse=True):
             ranks = straggler.ranks or (straggler.rank,)
             for place, larger in enumerate(sets):
                 if larger.cause == straggler.cause and {*ranks} < {*larger.ranks}:
@@ -211,22 +184,19 @@ class Stragglers:
                     break
             else:
                 sets.append(straggler)
-        return sorted(sets, key=lambda one: one.seconds_lost, reverse=True)[:most]
+        return sorted(sets, key=lambda row: row.seconds_lost, reverse=True)[:most]
 
     @property
     def causes(self) -> dict[str, float]:
-        """For each cause: the seconds that the job lost."""
+        """Seconds that the job lost to each."""
         sums: dict[str, float] = dict.fromkeys(CAUSES, 0.0)
-        for one in self._sums.values():
-            sums[one.cause] += one.seconds_lost
+        for straggler in self._sums.values():
+            sums[straggler.cause] += straggler.seconds_lost
         return {cause: seconds for cause, seconds in sums.items() if seconds}
 
     @property
     def slowdown(self) -> float | None:
-        """Duration of the steps, divided by their duration with healthy ranks and even work.
-
-        None for a single rank, and if it is undecided which ranks are slow.
-        """
+        """Time of the steps by that with healthy ranks and even work. None: one rank, or it is undecided."""
         decided = self.seconds - self._undecided_seconds
         rest = decided - self.uneven_seconds
         return decided / rest if rest > 0 and self._several else None
@@ -243,7 +213,7 @@ class _Compared:
 
     def stage(self, numbers: Sequence[int], steps: Sequence[int], rest: Callable[[], object]) -> ComparedStage:
         """Return the ranks' local times in `steps`, without the seconds that stragglers cost in single steps."""
-        more = extra_seconds(self.signals, rest)
+        extras = extra_seconds(self.signals, rest)
         lost: dict[tuple[int, int], float] = {}
         for event in self.events:
             lost[event.rank, event.step] = lost.get((event.rank, event.step), 0.0) + event.seconds_lost
@@ -262,9 +232,9 @@ class _Compared:
                 usual = median_low(known(column) or [0.0])
                 column = [usual if math.isnan(column[step]) else column[step] for step in steps]
             times.append(column)
-            if more is not None:
-                even.append([column[at] - more[place][step] for at, step in enumerate(steps)])
-        return ComparedStage(self.peers, times, times if more is None else even)
+            if extras is not None:
+                even.append([column[at] - extras[place][step] for at, step in enumerate(steps)])
+        return ComparedStage(self.peers, times, times if extras is None else even)
 
 
 class _Group:
@@ -281,33 +251,28 @@ class _Group:
         limits = dict.fromkeys(EXACT, least)
         for cause in compared[0].gains.keys() - EXACT if compared else ():
             noise = self._noise.setdefault(cause, deque(maxlen=MEMORY))
-            noise.extend([min(one.late, one.gains[cause]) for one in compared])
+            noise.extend([min(step.late, step.gains[cause]) for step in compared])
             middle = median(noise)
             spread = median([abs(seconds - middle) for seconds in noise])
             limits[cause] = max(least, middle + DEVIATIONS * spread) + SHORTAGE * peers.usual(STEAL)
-        found = []
-        for one in compared:
-            left = one.gain
-            for cause in sorted(one.gains, key=lambda cause: (cause not in EXACT, -one.gains[cause])):
-                lost = min(one.gains[cause], left)
-                if min(lost, one.late) > limits[cause] and len(peers.ranks) > 1:
-                    lost -= min(lost, peers.common(one.step, cause))
-                if min(lost, one.late) > limits[cause]:
+        stragglers = []
+        for step in compared:
+            left = step.gain
+            for cause in sorted(step.gains, key=lambda cause: (cause not in EXACT, -step.gains[cause])):
+                lost = min(step.gains[cause], left)
+                if min(lost, step.late) > limits[cause] and len(peers.ranks) > 1:
+                    lost -= min(lost, peers.common(step.step, cause))
+                if min(lost, step.late) > limits[cause]:
                     left -= lost
-                    rank = peers.ranks[one.slowest]
-                    found.append(Straggler(step=numbers[one.step], rank=rank, cause=cause, seconds_lost=lost))
-        return found
+                    rank = peers.ranks[step.slowest]
+                    stragglers.append(Straggler(step=numbers[step.step], rank=rank, cause=cause, seconds_lost=lost))
+        return stragglers
 
 
 def _groups(
     steps: int, ranks: Mapping[int, Signals], roles: Mapping[int, Mapping[str, int]], rest: Callable[[], object]
 ) -> tuple[dict[tuple[Role, _Kind], list[int]], int]:
-    """Return groups of comparable ranks, and the number of ranks that are in no group.
-
-    The ranks of a group do the same work and measure local times in the same way. A rank is in no group if its kind of
-    work is unknown. A rank is also in no group if it can be compared with none of the other ranks that compute the same
-    layers.
-    """
+    """Return groups of the same work and the same measure, and the number of ranks with unknown or unique work."""
     work: dict[tuple[Role, _Kind], list[int]] = {}
     measured = 0
     for rank, signals in ranks.items():
@@ -319,5 +284,5 @@ def _groups(
             if kind is not None:
                 work.setdefault((layers(role), (kind, SORTS.intersection(signals))), []).append(rank)
     kinds = Counter([layers for layers, _ in work])
-    found = {like: group for like, group in work.items() if len(group) > 1 or kinds[like[0]] == 1}
-    return found, measured - sum(map(len, found.values()))
+    comparable = {like: group for like, group in work.items() if len(group) > 1 or kinds[like[0]] == 1}
+    return comparable, measured - sum(map(len, comparable.values()))

@@ -1,4 +1,4 @@
-"""Signals of a rank, computed from the stages of its steps, from its local times, or from its journal."""
+"""Signals of a rank, from the stages of its steps, from its local times, or from its journal."""
 
 import math
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ from perf_callbacks.stragglers.peers import DATA, DEVICE, GC, LOCAL, STEAL, STEP
 
 
 def of_local_times(steps: Columns, times: Sequence[LocalTime | None]) -> Signals:
-    """Return the signals of a rank whose waits are timed, or no signals if no step has a local time."""
+    """Return no signals if no step has a local time."""
     unknown = LocalTime(*[math.nan] * 5)
     local, collected, data, steal, _ = zip(*[time or unknown for time in times], strict=True)
     if all(map(math.isnan, local)):
@@ -23,9 +23,7 @@ def of_local_times(steps: Columns, times: Sequence[LocalTime | None]) -> Signals
 def of_stages(steps: Columns, *, sharded: bool) -> Signals:
     """Return the signals of a rank that computes on a device, from the times of its stages.
 
-    Waits within the backward are unknown, so the backward doesn't count as local time. Time outside of the model counts
-    as local time. The time of the forward and the optimizer is local time only if parameters are not `sharded`. With
-    sharded parameters, ranks wait for each other in these stages.
+    Waits within the backward are unknown: it is no local time. With `sharded` parameters, so are forward and optimizer.
     """
     computing = [] if sharded else [Stage.FORWARD, Stage.OPTIMIZER]
     signals: dict[str, Sequence[float | None]] = {
@@ -39,30 +37,26 @@ def of_stages(steps: Columns, *, sharded: bool) -> Signals:
 
 
 def of_records(blocks: Sequence[Steps], *, device: bool) -> dict[str, list[float]]:
-    """Return the signals of a single process from the steps of its journal. The whole step counts as local time."""
+    """Return the signals of a single process. The whole step counts as local time."""
     included = [reason is None for steps in blocks for reason in steps.excluded or [None] * len(steps.step)]
 
     def column(name: str) -> list[float]:
         values = [value for steps in blocks for value in getattr(steps, name) or [None] * len(steps.step)]
         return [math.nan if value is None or not keep else value for value, keep in zip(values, included, strict=True)]
 
-    found = {LOCAL: column("step_time"), GC: column("gc_time"), DATA: column("data_time")}
+    columns = {LOCAL: column("step_time"), GC: column("gc_time"), DATA: column("data_time")}
     if device:
         computing = zip(*[column(f"{stage}_time") for stage in ("forward", "backward", "optimizer")], strict=True)
-        found[DEVICE] = [sum(row) for row in computing]
+        columns[DEVICE] = [sum(row) for row in computing]
     sizes = column("tokens") if any(steps.tokens for steps in blocks) else column("samples")
-    return {**found, WORK: sizes} if not all(map(math.isnan, sizes)) else found
+    return {**columns, WORK: sizes} if not all(map(math.isnan, sizes)) else columns
 
 
 def _with_late_start(local: Sequence[float], steal: Sequence[float]) -> Sequence[float]:
-    """If a rank had no CPU when the backward ended, add the delay to the rank's local time.
-
-    Such a rank notices the end of the backward late, and begins the next step late. The rank's own clock can't show
-    this delay, so the local time looks usual. But the operating system's scheduler counts the delay in `steal`.
-    """
+    """Add the delay of a rank without a CPU at the backward's end: only the scheduler counts it, in `steal`."""
     usual, usual_steal = median(known(local)), median(known(steal))
     late = [lost - usual_steal - max(0.0, own - usual) for own, lost in zip(local, steal, strict=True)]
-    return [own + max(0.0, more) if not math.isnan(more) else own for own, more in zip(local, late, strict=True)]
+    return [own + max(0.0, delay) if not math.isnan(delay) else own for own, delay in zip(local, late, strict=True)]
 
 
 def _sums(steps: Columns, *stages: Stage) -> list[float | None]:
@@ -71,16 +65,16 @@ def _sums(steps: Columns, *stages: Stage) -> list[float | None]:
 
 
 def _signals(steps: Columns, signals: Signals) -> Signals:
-    """Add step times to the signals, and batch sizes if sizes vary. Set the values of excluded steps to None."""
-    found = {STEP: steps.step_seconds, **signals}
+    """Add step times, and batch sizes if sizes vary. Excluded steps are unknown."""
+    columns = {STEP: steps.step_seconds, **signals}
     sizes = steps.tokens if None not in steps.tokens else steps.samples
-    told = [size for size in sizes if size is not None]
-    if told and len(told) == len(sizes) and min(told) < max(told):
-        found[WORK] = sizes
+    known_sizes = [size for size in sizes if size is not None]
+    if known_sizes and len(known_sizes) == len(sizes) and min(known_sizes) < max(known_sizes):
+        columns[WORK] = sizes
     if any(steps.excluded):
         wanted = [reason is None for reason in steps.excluded]
-        found = {
+        columns = {
             name: [value if keep else None for value, keep in zip(column, wanted, strict=True)]
-            for name, column in found.items()
+            for name, column in columns.items()
         }
-    return found
+    return columns

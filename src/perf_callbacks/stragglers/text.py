@@ -15,7 +15,6 @@ NAMES = {
     DEVICE: "computing on the device",
     HOST: "other work on the host",
 }
-"""For each cause: its name in sentences."""
 
 REMEDIES = {
     GC: "PERF_CALLBACKS_GC=sync, so that all ranks collect at the same step",
@@ -24,11 +23,9 @@ REMEDIES = {
     DEVICE: "comparing its device's clocks and temperature with other ranks' devices",
     HOST: "looking for work that one rank does alone: logging, callbacks, checkpoints",
 }
-"""For each cause: the change that helps."""
 
 SYNCED_REMEDIES = {**REMEDIES, GC: "removing calls of gc.collect()"}
-"""Remedies with `gc="sync"`. The setting `gc="sync"` synchronizes all garbage collections except the program's own
-calls of `gc.collect()`."""
+"""`gc="sync"` synchronizes all collections except the program's own calls of `gc.collect()`."""
 
 UNEVEN_BATCHES = "batches of even lengths: sorting samples by length, or packing"
 
@@ -39,40 +36,39 @@ NOT_COMPARABLE = (
     "and the end of a backward whose gradients DistributedDataParallel reduces, if each backward of a step reaches the "
     "first layer of the measured model"
 )
-"""Line for a job in which slow ranks can't be found, because waits for other ranks are not seen."""
+"""Waits for other ranks are not seen, so slow ranks can't be found."""
 
 UNSTAGED = "ranks not comparable: stages are not timed on this device, or compiled code waits for other ranks"
-"""Line for a job on devices whose waits or stages are not seen."""
+"""Waits or stages on the devices are not seen."""
 
 UNDECIDED = (
     "{} not compared: half of the ranks or more looked slow. On a device, so do ranks that wait for a slow rank where "
     "no wait is seen"
 )
-"""Line for steps in which healthy ranks may look slow."""
+"""Healthy ranks may look slow."""
 
 DIFFERENT_WORK = (
     "ranks not comparable: no two ranks do the same work, or ranks exchange tensors in pairs, and no device mesh says "
     "which ranks do the same work"
 )
-"""Line for a job in which no two ranks do the same work."""
+"""No two ranks do the same work."""
 
 WORTH_A_LINE = 0.005
-"""A loss has a line of its own if it is at least this part of the compared time."""
+"""Part of the compared time above which a loss has a line of its own."""
 
 MOST_LINES = 3
 
 SMALL = 0.1
-"""A cause is named if it explains at least this part of a slow rank's delay."""
+"""Part of a slow rank's delay above which a cause is named."""
 
 CHANCE = 0.02
-"""The time lost to chance has a line of its own if it is at least this part of the compared time."""
+"""Part of the compared time above which chance has a line of its own."""
 
 MOST_RANKS = 8
-"""Largest number of ranks that a sentence names."""
 
 
 def rank_names(ranks: Sequence[int]) -> str:
-    """Return text that names one rank or several ranks.
+    """Name one rank or several.
 
     >>> rank_names([3]), rank_names([3, 7]), rank_names([3, 7, 9])
     ('rank 3', 'ranks 3 and 7', 'ranks 3, 7 and 9')
@@ -81,7 +77,7 @@ def rank_names(ranks: Sequence[int]) -> str:
 
 
 def rank_numbers(ranks: Sequence[int]) -> str:
-    """Return text with the numbers of the ranks.
+    """List the numbers of the ranks.
 
     >>> rank_numbers(range(100))
     '0, 1, 2, 3, 4, 5, 6, 7 and 92 more'
@@ -95,7 +91,7 @@ def rank_numbers(ranks: Sequence[int]) -> str:
 
 
 def slow_rank(slow: SlowRank, remedies: Mapping[str, str] = REMEDIES) -> str:
-    """Return a warning about slow ranks for the log of a running fit.
+    """Warn about slow ranks in the log of a running fit.
 
     >>> print(slow_rank(SlowRank(rank=3, step=200, steps=100, share=0.12, causes={})))
     rank 3 was slow in the 100 steps up to step 200: its steps take 12% longer than those of a healthy rank.
@@ -112,25 +108,22 @@ def slow_rank(slow: SlowRank, remedies: Mapping[str, str] = REMEDIES) -> str:
 
 
 def verdict_remedy(findings: Sequence[Finding]) -> str:
-    """Return the remedy from the finding about slow ranks, or "" without such a finding."""
-    return next((one.remedy for one in findings if one.cause == "straggler"), "")
+    """Return the remedy for slow ranks, or ""."""
+    return next((finding.remedy for finding in findings if finding.cause == "straggler"), "")
 
 
-def lines(found: StragglerSummary | None, remedy: str = "") -> Iterator[str]:
-    """Yield lines about the cost of stragglers, with the costliest ranks first.
+def lines(stragglers: StragglerSummary | None, remedy: str = "") -> Iterator[str]:
+    """Yield lines about the cost of stragglers, the costliest first; or why no step was compared.
 
-    If no step was compared, yield the reason if it is known.
-
-    Args:
-        found: The summary's part about stragglers.
-        remedy: Remedy of the verdict for the costliest ranks, or "" if the verdict names no slow ranks.
+    `remedy` is the verdict's for the costliest ranks, "" if it names none.
     """
-    if found is None or not found.steps:
-        yield from _not_comparable(found)
+    if stragglers is None or not stragglers.steps:
+        yield from _not_comparable(stragglers)
         return
-    several, lost = found.slowdown is not None or found.undecided_steps > 0, sum(found.seconds_by_cause.values())
-    whole = f"{found.seconds:,.3g} s"
-    large = [one for one in found.named() if one[2] >= WORTH_A_LINE * found.seconds]
+    several = stragglers.slowdown is not None or stragglers.undecided_steps > 0
+    lost = sum(stragglers.seconds_by_cause.values())
+    whole = f"{stragglers.seconds:,.3g} s"
+    large = [entry for entry in stragglers.named() if entry[2] >= WORTH_A_LINE * stragglers.seconds]
     for ranks, cause, seconds, times in large[:MOST_LINES]:
         who = f"{rank_names(ranks)} cost the job" if several else "slow steps lost"
         count = plural(times, "pause" if cause == GC else "step")
@@ -140,44 +133,43 @@ def lines(found: StragglerSummary | None, remedy: str = "") -> Iterator[str]:
     if not several:
         return
     rest = lost - sum([seconds for *_, seconds, _ in large[:MOST_LINES]])
-    if not large and not found.undecided_steps:
-        yield f"no rank was slow for long: {lost:,.3g} s of {whole} lost to stragglers, in {found.steps:,} steps"
-    elif rest >= WORTH_A_LINE * found.seconds:
+    if not large and not stragglers.undecided_steps:
+        yield f"no rank was slow for long: {lost:,.3g} s of {whole} lost to stragglers, in {stragglers.steps:,} steps"
+    elif rest >= WORTH_A_LINE * stragglers.seconds:
         yield f"other stragglers cost {rest:,.3g} s"
-    yield from _uneven(found)
-    yield from _not_compared(found)
-    if found.backward_waiting is not None:
-        yield f"at most {found.backward_waiting:.0%} of backward on this rank was waiting for other ranks"
+    yield from _uneven(stragglers)
+    yield from _not_compared(stragglers)
+    if stragglers.backward_waiting is not None:
+        yield f"at most {stragglers.backward_waiting:.0%} of backward on this rank was waiting for other ranks"
 
 
-def _not_comparable(found: StragglerSummary | None) -> Iterator[str]:
-    """Yield a line that says why no ranks were compared, if the reason is known."""
-    if found is not None and not found.comparable:
-        yield NOT_COMPARABLE if found.waits_timed else UNSTAGED
-    elif found is not None and found.other_work > 1:
+def _not_comparable(stragglers: StragglerSummary | None) -> Iterator[str]:
+    if stragglers is not None and not stragglers.comparable:
+        yield NOT_COMPARABLE if stragglers.waits_timed else UNSTAGED
+    elif stragglers is not None and stragglers.other_work > 1:
         yield DIFFERENT_WORK
 
 
-def _not_compared(found: StragglerSummary) -> Iterator[str]:
-    """Yield lines about ranks, steps and stages that were not compared."""
-    if found.undecided_steps:
-        yield UNDECIDED.format(plural(found.undecided_steps, "step"))
-    if found.other_work:
-        some = "1 rank was" if found.other_work == 1 else f"{found.other_work:,} ranks were"
+def _not_compared(stragglers: StragglerSummary) -> Iterator[str]:
+    if stragglers.undecided_steps:
+        yield UNDECIDED.format(plural(stragglers.undecided_steps, "step"))
+    if stragglers.other_work:
+        some = "1 rank was" if stragglers.other_work == 1 else f"{stragglers.other_work:,} ranks were"
         yield f"{some} not compared: no other rank does the same work"
-    if not found.waits_timed:
+    if not stragglers.waits_timed:
         yield "waits for other ranks within the backward are unknown on a device. Backward was not compared"
-    if not found.model_compared:
+    if not stragglers.model_compared:
         yield "forward and optimizer were not compared: parameters are sharded, so ranks wait for each other there"
 
 
-def _uneven(found: StragglerSummary) -> Iterator[str]:
+def _uneven(stragglers: StragglerSummary) -> Iterator[str]:
     """Yield lines about losses for which no rank is to blame."""
     for what, seconds, remedy in (
-        ("uneven batches", found.uneven_batches_seconds or 0.0, UNEVEN_BATCHES),
-        ("uneven stages of the pipeline", found.uneven_stages_seconds or 0.0, UNEVEN_STAGES),
+        ("uneven batches", stragglers.uneven_batches_seconds or 0.0, UNEVEN_BATCHES),
+        ("uneven stages of the pipeline", stragglers.uneven_stages_seconds or 0.0, UNEVEN_STAGES),
     ):
-        if seconds >= WORTH_A_LINE * found.seconds:
-            yield f"{what} cost the job {seconds:,.3g} s of {found.seconds:,.3g} s; try {remedy}"
-    if (found.chance_seconds or 0.0) >= CHANCE * found.seconds:
-        yield f"chance cost {found.chance_seconds:,.3g} s: some rank is always the slowest, and no rank is to blame"
+        if seconds >= WORTH_A_LINE * stragglers.seconds:
+            yield f"{what} cost the job {seconds:,.3g} s of {stragglers.seconds:,.3g} s; try {remedy}"
+    if (stragglers.chance_seconds or 0.0) >= CHANCE * stragglers.seconds:
+        lost = stragglers.chance_seconds
+        yield f"chance cost {lost:,.3g} s: some rank is always the slowest, and no rank is to blame"

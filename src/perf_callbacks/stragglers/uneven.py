@@ -1,9 +1,8 @@
 """Seconds lost to uneven work, and to chance, although no rank is slow.
 
-If the work were split evenly over batches and pipeline stages, each rank would take the mean time. If batch sizes
-explain a rank's deviation from the mean, the batch is the reason. Without such sizes, the batch is the reason if a
-replica's first and last pipeline stage deviate from the mean together. A deviation that neither batches nor pipeline
-stages explain counts as chance.
+If the work were split evenly over batches and pipeline stages, each rank would take the mean time. A deviation is the
+batch's if batch sizes explain it or, without sizes, if a replica's first and last pipeline stage deviate together. What
+neither batches nor pipeline stages explain counts as chance.
 """
 
 import math
@@ -15,17 +14,16 @@ from perf_callbacks.stragglers.peers import median
 from perf_callbacks.stragglers.slow_sets import MICRO_BATCHES, ComparedWindow
 
 LEAST_STAGE = 0.05
-"""Pipeline stages are uneven if the longest stage exceeds the mean of all stages by more than this part of the mean.
-Smaller differences between stages are ignored, because moving layers can't remove them."""
+"""Excess of the longest pipeline stage over the mean, from which stages are uneven. Moving layers can't remove less."""
 
 LEAST_BATCHES = 0.01
-"""Lower limit for the cost of uneven batches, as a part of a window. A smaller cost may be chance."""
+"""Smaller costs of uneven batches, as a part of a window, may be chance."""
 
 LEAST_PART = 0.1
-"""Lower limit for the estimated size of a batch, as a part of the mean size."""
+"""Smallest estimate of a batch, as a part of the mean size."""
 
 TOGETHER = 0.7
-"""Smallest correlation between the deviations of the first and the last pipeline stage that shows uneven batches."""
+"""Correlation of the first and the last pipeline stage's deviations that shows uneven batches."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +31,7 @@ class UnevenLoss:
     """Seconds of a window that uneven work and chance cost."""
 
     healthy: float = 0.0
-    """Seconds that the slowest rank would take if all ranks had a healthy pace."""
+    """Of the slowest rank, if all ranks had a healthy pace."""
     batches: float = 0.0
     stages: float = 0.0
     chance: float = 0.0
@@ -46,19 +44,16 @@ class UnevenLoss:
 def uneven(
     window: ComparedWindow, roles: Mapping[int, object], durations: float, rest: Callable[[], object]
 ) -> UnevenLoss:
-    """Return the cost of uneven work in a window. The excess of slow ranks doesn't count.
+    """Return the cost of uneven work in a window, without the excess of slow ranks.
 
-    Args:
-        window: The ranks of the window, with their local times.
-        roles: For each rank: its coordinates without the pipeline stage.
-        durations: Sum of the seconds of all steps of the window.
-        rest: Function to call between slices of the work.
+    `roles` are coordinates without the pipeline stage, `durations` all steps of the window, and `rest` runs between
+    slices of the work.
     """
     times = [_healthy(window, stage.times, stage.peers.ranks) for stage in window.stages]
     sized = any(stage.even is not stage.times for stage in window.stages)
     even = [_healthy(window, stage.even, stage.peers.ranks) for stage in window.stages] if sized else times
     if not sized and len(times) > 1:
-        replicas = [[roles.get(rank) for rank in one.peers.ranks] for one in window.stages]
+        replicas = [[roles.get(rank) for rank in stage.peers.ranks] for stage in window.stages]
         even = _without_shared(times, replicas, rest)
     pipeline = len(times) > 1
     before = [stage.before for stage in window.stages]
@@ -73,7 +68,7 @@ def uneven(
                 actual, _ = _longest(times, before, rest)
                 same, _ = _longest(even, before, rest)
             batches, times, longest, means = sum(actual) - sum(same), even, same, even_means
-    more = durations / sum(actual) if batches and pipeline and sum(actual) else 1.0
+    factor = durations / sum(actual) if batches and pipeline and sum(actual) else 1.0
     levels = [median(column) for column in means]
     level = fmean(levels)
     stages = 0.0
@@ -86,36 +81,36 @@ def uneven(
         stages, longest = max(0.0, sum(longest) - sum(moved)), moved
     ideal = [max(map(float.__add__, row, before)) for row in zip(*means, strict=True)]
     chance = max(0.0, sum(longest) - sum(ideal))
-    return UnevenLoss(healthy, batches * more, stages * more, chance * more)
+    return UnevenLoss(healthy, batches * factor, stages * factor, chance * factor)
 
 
 def _healthy(window: ComparedWindow, columns: Sequence[Sequence[float]], ranks: Sequence[int]) -> list[Sequence[float]]:
     """Return the times without the excess of slow ranks."""
     if not window.excess:
         return [*columns]
-    found: list[Sequence[float]] = []
+    healthy: list[Sequence[float]] = []
     for column, rank in zip(columns, ranks, strict=True):
         if rank in window.excess:
             window.rest()
-            found.append([seconds - window.excess[rank] for seconds in column])
+            healthy.append([seconds - window.excess[rank] for seconds in column])
         else:
-            found.append(column)
-    return found
+            healthy.append(column)
+    return healthy
 
 
 def _scaled(columns: Sequence[Sequence[float]], factor: float, rest: Callable[[], object]) -> list[Sequence[float]]:
-    found: list[Sequence[float]] = []
+    scaled: list[Sequence[float]] = []
     for column in columns:
         rest()
-        found.append([seconds * factor for seconds in column])
-    return found
+        scaled.append([seconds * factor for seconds in column])
+    return scaled
 
 
 def _longest(
     stages: Sequence[Sequence[Sequence[float]]], before: Sequence[float], rest: Callable[[], object]
 ) -> tuple[list[float], list[list[float]]]:
-    """Return the slowest rank's time in each step, and each pipeline stage's mean time in each step."""
-    found: list[list[float]] = []
+    """Return the slowest rank's time, and each pipeline stage's mean time, in each step."""
+    longest_times: list[list[float]] = []
     means: list[list[float]] = []
     for columns, idle in zip(stages, before, strict=True):
         rest()
@@ -124,20 +119,20 @@ def _longest(
             rest()
             longest.append(max(row) + idle)
             mean.append(math.fsum(row) / len(row))
-        found.append(longest)
+        longest_times.append(longest)
         means.append(mean)
-    return [*map(max, zip(*found, strict=True))], means
+    return [*map(max, zip(*longest_times, strict=True))], means
 
 
 def _without_shared(
     stages: list[list[Sequence[float]]], replicas: Sequence[Sequence[object]], rest: Callable[[], object]
 ) -> list[list[Sequence[float]]]:
-    """Remove the effect of a batch's size from the times of all pipeline stages that compute the batch.
+    """Remove the effect of a batch's size from all pipeline stages that compute it.
 
-    Return the times unchanged if replicas are unknown, or if their stages don't deviate together.
+    Times stay if replicas are unknown, or if their stages don't deviate together.
     """
     names = sorted(set(replicas[0]), key=repr)
-    if len(names) < 2 or any(len(one) != len(names) or {*one} != {*names} for one in replicas):  # noqa: PLR2004
+    if len(names) < 2 or any(len(replica) != len(names) or {*replica} != {*names} for replica in replicas):  # noqa: PLR2004
         return stages
     _, means = _longest(stages, [0.0] * len(stages), rest)
     if not all(mean > 0 for column in means for mean in column):
@@ -150,23 +145,25 @@ def _without_shared(
             deviations[-1][name] = [seconds / mean - 1 for seconds, mean in zip(own, column, strict=True)]
     if _correlation(deviations[0], deviations[-1], names) < TOGETHER:
         return stages
-    found: list[list[Sequence[float]]] = [[] for _ in stages]
+    evened: list[list[Sequence[float]]] = [[] for _ in stages]
     shared: dict[object, list[float]] = {}
     for name in names:
         rest()
-        shared[name] = [max(1 + fmean(row), LEAST_PART) for row in zip(*[one[name] for one in deviations], strict=True)]
-    for even, columns, ranks in zip(found, stages, replicas, strict=True):
+        shared[name] = [
+            max(1 + fmean(row), LEAST_PART) for row in zip(*[deviation[name] for deviation in deviations], strict=True)
+        ]
+    for even, columns, ranks in zip(evened, stages, replicas, strict=True):
         for own, name in zip(columns, ranks, strict=True):
             rest()
             even.append([*map(float.__truediv__, own, shared[name])])
-    return found
+    return evened
 
 
 def _correlation(
-    one: Mapping[object, Sequence[float]], other: Mapping[object, Sequence[float]], names: Sequence[object]
+    left: Mapping[object, Sequence[float]], other: Mapping[object, Sequence[float]], names: Sequence[object]
 ) -> float:
-    """Return the correlation of two sets of deviations. The mean of each set is 0."""
-    products = [math.fsum(map(float.__mul__, one[name], other[name])) for name in names]
-    squares = [math.fsum([value * value for name in names for value in side[name]]) for side in (one, other)]
+    """The mean of each set is 0."""
+    products = [math.fsum(map(float.__mul__, left[name], other[name])) for name in names]
+    squares = [math.fsum([value * value for name in names for value in side[name]]) for side in (left, other)]
     whole = math.sqrt(squares[0] * squares[1])
     return math.fsum(products) / whole if whole else 0.0

@@ -60,7 +60,7 @@ def number_format(operands: list[torch.Tensor], kind: Kind) -> str:
     )
     dtype = operand.dtype.to_real()
     single = dtype is torch.float32 and not operand.is_cpu
-    if single and devices.of(operand.device).multiplies_in_tf32(convolution=kind == "convolution"):
+    if single and devices.device_at(operand.device).multiplies_in_tf32(convolution=kind == "convolution"):
         return "tfloat32"
     return str(dtype).removeprefix("torch.")
 

@@ -32,7 +32,7 @@ FRESH_SECONDS = 86400.0  # age after which a peak is measured again
 def find(device: torch.device, dtypes: Iterable[str], config: PerfConfig) -> Peaks | None:
     if config.peak_tflops is not None:
         return peaks.given(config.peak_tflops)
-    here = devices.of(device)
+    here = devices.device_at(device)
     built = here.features()
     published = None if device.type == "cpu" else peaks.lookup(here.name, built.multiprocessors, built.architecture)
     if config.measure_peak == "off" or (published is not None and config.measure_peak == "auto") or crowded(device):
@@ -54,7 +54,7 @@ def crowded(device: torch.device) -> str | None:
 def cache_file(device: torch.device, directory: Path | None = None) -> Path:
     conditions = (
         platform.node(),
-        devices.of(device).name,
+        devices.device_at(device).name,
         torch.get_num_threads(),
         allowed_cpus(),
         str(torch.__version__),
@@ -116,6 +116,6 @@ def _described(measured: Mapping[str, MeasuredPeak], device: torch.device) -> Pe
     rates = ", ".join(
         f"{name} {it.flops_per_second / TERA:.3g} TFLOPS at {it.size} x {it.size}" for name, it in measured.items()
     )
-    name, threads = devices.of(device).name, torch.get_num_threads()
+    name, threads = devices.device_at(device).name, torch.get_num_threads()
     on = f"cpu with {threads} thread{'s' * (threads > 1)}" if name == "cpu" else name
     return Peaks(by_dtype, f"measured on {on}: {rates}", measured=True)

@@ -1,1 +1,1 @@
-"""Read samples, tokens and shapes of batches, without waiting for a device."""
+"""Samples, tokens and shapes of batches, without waiting for a device."""

@@ -1,4 +1,4 @@
-"""Read samples, tokens and shape of a batch from its tensors, without waiting for the device."""
+"""Reads samples, tokens and shape of a batch from its tensors, without waiting for the device."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -26,16 +26,16 @@ from perf_callbacks.kernel.foreign_errors import let_pass
 _MOST_SHAPES = 1024
 
 _MOST_FORMS = 64
-"""At most this many sets of tensor names are searched for constants."""
+"""Most sets of tensor names that are searched for constants."""
 
 _MOST_NOTED = 256
-"""In a step whose FLOPs are counted, at most this many batches are searched for token ids."""
+"""Most batches of a step with FLOP counting that are searched for token ids."""
 
 UNREADABLE = (AttributeError, LookupError, TypeError, RuntimeError)
-"""Errors that reading a batch of a new form may raise. A nested tensor, which has no shape, raises `RuntimeError`."""
+"""Raised by a batch of a new form. A nested tensor, which has no shape, raises `RuntimeError`."""
 
 ROWS = frozenset({tuple, list})
-"""Types of batches whose tensors are found by index, not by name."""
+"""Batches whose tensors are found by index, not by name."""
 
 shape_of = attrgetter("shape")
 
@@ -44,12 +44,11 @@ class Batch(NamedTuple):
     """Samples, tokens and tensor shapes of a micro-batch."""
 
     samples: int | None
-    """Number of samples. None means that the number is unknown, for example because the tensors don't agree."""
+    """None: unknown, for example because the tensors don't agree."""
     tokens: int | None
-    """Number of token ids. None: the batch has no token ids, or the tensor that holds them is not known yet."""
+    """Token ids. None: there are none, or the tensor that holds them is not known yet."""
     useful_tokens: Any
-    """Number of tokens that the attention mask keeps. If the mask is on a device, the number is a tensor on the same
-    device. None: there is no mask, or its elements can't be counted."""
+    """Tokens that the attention mask keeps: a tensor on the mask's device. None: no mask, or it can't be counted."""
     shape: ShapeKey
     """Names and shapes of the tensors, and digests of some values. Empty if the shapes can't be read."""
 
@@ -60,11 +59,8 @@ class Lookup(NamedTuple):
     table: int
     """Memory address of the embedding's weights."""
     rows: int
-    """Size of the vocabulary: the number of rows of the embedding."""
     address: int
-    """Memory address of the indices."""
     elements: int
-    """Number of indices."""
 
 
 class _Known(NamedTuple):
@@ -73,16 +69,15 @@ class _Known(NamedTuple):
     batch: Batch
     masks: tuple[str, ...]
     full: Batch
-    """Copy of `batch` in which all tokens count as useful, for batches whose masks keep all tokens."""
+    """`batch` with all tokens as useful, for batches whose masks keep all tokens."""
     sized: tuple[str, ...] = ()
-    """Names of the tensors whose values follow the shapes in the key of a batch. Then `batch` may have other values."""
+    """Tensors whose values follow the shapes in the key of a batch. Then `batch` may have other values."""
 
 
 class _Noted(NamedTuple):
     """Integer tensors of a batch that was read in a step whose FLOPs are counted."""
 
     names: tuple[str, ...]
-    """Names of all tensors of the batch."""
     integers: tuple[tuple[str, int | None, int], ...]
     """Name, address and element count of each integer tensor with several elements per sample."""
 
@@ -98,7 +93,7 @@ def together(batches: Sequence[Batch]) -> tuple[int | None, int | None, Any]:
 
 
 def nothing(batch: Batch) -> tuple[int | None, int | None, Any]:
-    """Return 0 samples, 0 tokens and 0 useful tokens. If an amount of `batch` is unknown, return None for the amount.
+    """Return 0 for each amount, and None for an amount that `batch` doesn't know.
 
     >>> nothing(Batch(4, None, None, ()))
     (0, None, None)
@@ -109,13 +104,8 @@ def nothing(batch: Batch) -> tuple[int | None, int | None, Any]:
 class BatchReader:
     """Reads batches of any form, such as tensors or arrays in mappings, tuples, lists and objects.
 
-    A batch may also be a list of rows without tensors, such as prompts. For a batch of a known shape, reading is one
-    look-up in a dictionary.
-
-    Args:
-        on_new_shape: Function that gets the shape and the tensors of a batch before the model gets the batch. The
-            reader calls this function for the first batch of each shape. After a call of `forget`, the next batch of
-            the forgotten shape counts as the first.
+    A batch may also be a list of rows without tensors, such as prompts. A batch of a known shape costs one look-up in a
+    dictionary. `on_new_shape` gets the first batch of each shape before the model does, and again after `forget`.
 
     >>> BatchReader().read([{"prompt": "a"}, {"prompt": "b"}])
     Batch(samples=2, tokens=None, useful_tokens=None, shape=())
@@ -124,33 +114,30 @@ class BatchReader:
     def __init__(self, on_new_shape: Callable[[ShapeKey, Mapping[str, Any]], object] | None = None) -> None:
         self._on_new_shape = on_new_shape
         self.unreadable: str | None = None
-        """Name of the type of the last batch whose shapes can't be read. None: all batches were read."""
+        """Type of the last batch whose shapes can't be read. None: all batches were read."""
         self.seen: dict[ShapeKey, tuple[Batch, tuple[str, ...]]] = {}
-        """For each known shape, its `Batch` and the names of its attention masks."""
+        """The `Batch` of each known shape, and the names of its attention masks."""
         self.several = False
-        """True if each batch contains one batch from each of several loaders. Their samples add up."""
+        """True if each batch has one batch from each of several loaders. Their samples add up."""
         self.time_first = False
         """True if the model takes sequences whose first dimension is time."""
         self.by_shapes: dict[tuple[Any, ...], Batch] = {}
-        """Maps tensor shapes to the `Batch` with these shapes, for batches without an attention mask. If the batch is a
-        mapping, the names of its tensors come first in the key. Code that reads a batch in every step looks here first,
-        to save a Python frame."""
+        """By tensor shapes, without a mask; with the names in a mapping. Looked at in every step, to save a Python
+        frame."""
         self._known: dict[tuple[Any, ...], _Known] = {}
         self.has_read = False
-        """True if a batch was read."""
         self._array: Any = None  # the type of batches that are a tensor
         self._ids: dict[tuple[str, ...], tuple[str, ...]] = {}  # names of token ids, by the names of all tensors
         self._before: dict[tuple[str, ...], list[Identity | None]] = {}
         self._constants: dict[tuple[str, ...], frozenset[str]] = {}  # by the names of all tensors too
         self._noted: list[_Noted] | None = None
         self.modes: Callable[[], bool] = bool
-        """Function that returns True while a mode of the program sees each read of a tensor's attribute."""
+        """True while a mode of the program sees each read of a tensor's attribute."""
         self.unseen: Callable[[], AbstractContextManager[object]] = nullcontext
-        """Function that returns a context in which no mode sees them."""
+        """A context in which no mode sees them."""
         self._modes_seen = False  # then code that looks into `by_shapes` must find nothing, because it reads shapes
 
     def read(self, batch: Any) -> Batch:
-        """Read samples, tokens and shape of a batch."""
         if self.modes():
             self._modes_seen = True
             with self.unseen():  # no mode is active within
@@ -165,15 +152,15 @@ class BatchReader:
                 if type(batch) is not dict and isinstance(batch, Mapping):  # a lazy mapping makes its values each time
                     batch = dict(zip(batch.keys(), batch.values(), strict=False))
                 key = (*batch.keys(), *map(shape_of, batch.values()))
-            known, masks, full, sized = self._known[key]
+            seen, masks, full, sized = self._known[key]
             if sized:
                 valued = (*key, *[digest(batch[name]) for name in sized])
-                known, masks, full, _ = self._known.get(valued) or self._revalue(self._known[key], batch, valued)
+                seen, masks, full, _ = self._known.get(valued) or self._revalue(self._known[key], batch, valued)
         except UNREADABLE as error:
             let_pass(error)
-            (known, masks, full, _), batch = self._look(batch, key)
+            (seen, masks, full, _), batch = self._look(batch, key)
         if not masks:
-            return known
+            return seen
         if len(masks) == 1 and hasattr(mask := batch[masks[0]], "is_cpu"):  # as `_kept`, without its frame
             useful = None if mask.is_floating_point() else mask.count_nonzero()
             useful = int(useful) if mask.is_cpu and useful is not None else useful
@@ -181,11 +168,11 @@ class BatchReader:
                 return full
         else:
             useful = plus(*[_kept(batch[name]) for name in masks])
-        return Batch(known.samples, known.tokens, useful, known.shape)
+        return Batch(seen.samples, seen.tokens, useful, seen.shape)
 
     def forget(self, shape: ShapeKey) -> None:
         self.seen.pop(shape, None)
-        self._known = {key: known for key, known in self._known.items() if known.batch.shape != shape}
+        self._known = {key: facts for key, facts in self._known.items() if facts.batch.shape != shape}
         self.by_shapes.clear()
 
     def note(self) -> None:
@@ -194,12 +181,11 @@ class BatchReader:
         self._forget_all()
 
     def look_up(self, lookups: Iterable[Lookup]) -> bool:
-        """Find the tensors that hold token ids, from the embedding look-ups since the call of `note`.
+        """Find the tensors that hold token ids, from the embedding look-ups since `note`. Return True if any are new.
 
-        Return True if new tensors were found. The largest embedding counts as the token embedding. If another embedding
-        was looked up with a different number of indices, no embedding counts as the token embedding. A tensor with one
-        number per sample, such as a class or a user, holds no token ids. If two batches have the same tensor names, the
-        same tensors hold their token ids. Batches with `input_ids` need no search.
+        The largest embedding counts as the token embedding, unless another was looked up with a different number of
+        indices. A tensor with one number per sample, such as a class or a user, holds no token ids. Batches with equal
+        tensor names have their token ids in the same tensors. Batches with `input_ids` need no search.
         """
         noted, self._noted = self._noted or [], None
         every = {*lookups}
@@ -216,37 +202,34 @@ class BatchReader:
         return bool(fresh)
 
     def with_tokens(self, batch: Batch) -> Batch:
-        """Return the batch with its number of tokens.
-
-        If the batch was read before the tensor of token ids was known, its tokens are counted now.
-        """
+        """Count the tokens of a batch that was read before the tensor of token ids was known."""
         return batch if batch.tokens is not None else batch._replace(tokens=self._tokens(batch.shape))
 
     def _look(self, batch: Any, key: tuple[Any, ...] | None) -> tuple[_Known, Mapping[str, Any]]:
         self.has_read = True
         if is_array(batch) and not getattr(batch, "is_nested", False):
             key, self._array = (None, *batch.shape), type(batch)
-            known = self._known.get(key)
-            if known is not None:
-                return known, {}
-        found = leaves(batch)
-        if not found or any([one.lengths is None for one in found]):
-            unread = self._unread(batch, found or [])
+            facts = self._known.get(key)
+            if facts is not None:
+                return facts, {}
+        entries = leaves(batch)
+        if not entries or any([entry.lengths is None for entry in entries]):
+            unread = self._unread(batch, entries or [])
             return _Known(unread, (), unread), {}
-        tensors = {one.name: one.tensor for one in found}
-        plain = key is not None and _plain(batch, found)
-        values = {one.name: digest(one.tensor) for one in found if is_sized(one)} if plain else {}
-        seen, masks = self._learn(batch, found, values, plain=plain)
-        known = _Known(seen, masks, seen._replace(useful_tokens=seen.tokens))
+        tensors = {entry.name: entry.tensor for entry in entries}
+        plain = key is not None and _plain(batch, entries)
+        values = {entry.name: digest(entry.tensor) for entry in entries if is_sized(entry)} if plain else {}
+        seen, masks = self._learn(batch, entries, values, plain=plain)
+        facts = _Known(seen, masks, seen._replace(useful_tokens=seen.tokens))
         if self._noted is not None:
-            self._note(seen, found)
+            self._note(seen, entries)
         elif key is not None and plain and tuple(tensors) not in self._before:
             if len(self._known) >= _MOST_SHAPES:
                 self._forget_all()
-            self._known[key] = known._replace(sized=tuple(values))
+            self._known[key] = facts._replace(sized=tuple(values))
             if not (values or masks or is_array(batch) or self._modes_seen):
                 self.by_shapes[key] = seen
-        return known, tensors
+        return facts, tensors
 
     def _revalue(self, like: _Known, batch: Mapping[str, Any], key: tuple[Any, ...]) -> _Known:
         """Return the facts of a batch that has the shapes of another batch, but maybe other values."""
@@ -255,12 +238,11 @@ class BatchReader:
         seen = like.batch._replace(shape=like.batch.shape[:-count] + tuple(values))
         if len(self._known) >= _MOST_SHAPES:
             self._forget_all()
-        known = self._known[key] = _Known(seen, like.masks, seen._replace(useful_tokens=seen.tokens))
-        self._see(seen, like.masks, {name: one for name, one in batch.items() if hasattr(one, "device")})
-        return known
+        facts = self._known[key] = _Known(seen, like.masks, seen._replace(useful_tokens=seen.tokens))
+        self._see(seen, like.masks, {name: tensor for name, tensor in batch.items() if hasattr(tensor, "device")})
+        return facts
 
     def _see(self, batch: Batch, masks: tuple[str, ...], tensors: Mapping[str, Any]) -> None:
-        """Store a batch. If its shape is new, tell the observers."""
         new = batch.shape not in self.seen
         if new and len(self.seen) == _MOST_SHAPES:
             del self.seen[next(iter(self.seen))]
@@ -272,41 +254,38 @@ class BatchReader:
         self._known.clear()
         self.by_shapes.clear()
 
-    def _unread(self, batch: Any, found: Sequence[Leaf]) -> Batch:
+    def _unread(self, batch: Any, entries: Sequence[Leaf]) -> Batch:
         """Return the `Batch` of an object without a shape, such as a list of rows that are not tensors yet."""
         if batch is not None:
             self.unreadable = type(batch).__name__
-        if isinstance(batch, list) and batch and not found and isinstance(batch[0], Mapping | str):
+        if isinstance(batch, list) and batch and not entries and isinstance(batch[0], Mapping | str):
             return Batch(len(batch), None, None, ())
-        named = matching([one.name for one in found], "input_ids")
-        tokens = sum(prod(one.sizes) for one in found if one.name in named) if named else None
-        rows = samples(batch, several=self.several, time_first=self.time_first) if found else None
+        named = matching([entry.name for entry in entries], "input_ids")
+        tokens = sum(prod(entry.sizes) for entry in entries if entry.name in named) if named else None
+        rows = samples(batch, several=self.several, time_first=self.time_first) if entries else None
         return Batch(rows, tokens, None, ())
 
     def _learn(
-        self, batch: Any, found: Sequence[Leaf], values: Mapping[str, int], *, plain: bool
+        self, batch: Any, entries: Sequence[Leaf], values: Mapping[str, int], *, plain: bool
     ) -> tuple[Batch, tuple[str, ...]]:
-        shape: ShapeKey = tuple([(one.name, one.sizes) for one in found])
-        shape += tuple([(f"{one.name}.lengths", one.lengths) for one in found if one.lengths])
+        shape: ShapeKey = tuple([(entry.name, entry.sizes) for entry in entries])
+        shape += tuple([(f"{entry.name}.lengths", entry.lengths) for entry in entries if entry.lengths])
         shape += tuple([(f"{name}{VALUES}", (value,)) for name, value in values.items()])
-        names = tuple([one.name for one in found])
+        names = tuple([entry.name for entry in entries])
         if shape not in self.seen or names in self._before:
             rows = samples(batch, several=self.several, time_first=self.time_first)
             if plain and not self.several and (rows is None or names in self._before):
-                fixed = self._find_constants(names, found)
-                constants = {id(one.tensor) for one in found if one.name in fixed}
+                fixed = self._find_constants(names, entries)
+                constants = {id(entry.tensor) for entry in entries if entry.name in fixed}
                 rows = rows or samples(batch, time_first=self.time_first, constants=constants)
-            whole = {one.name: one.tensor for one in found if one.whole and hasattr(one.tensor, "device")}
-            self._see(Batch(rows, self._tokens(shape), None, shape), _masks(found), whole)
+            whole = {entry.name: entry.tensor for entry in entries if entry.whole and hasattr(entry.tensor, "device")}
+            self._see(Batch(rows, self._tokens(shape), None, shape), _masks(entries), whole)
         return self.seen[shape]
 
-    def _find_constants(self, names: tuple[str, ...], found: Sequence[Leaf]) -> frozenset[str]:
-        """Return the names of the tensors that are the same unwritten objects in the first two batches of these names.
-
-        If all are the same, as in a loop that trains on one batch, there are no constants.
-        """
+    def _find_constants(self, names: tuple[str, ...], entries: Sequence[Leaf]) -> frozenset[str]:
+        """Return the same unwritten objects in the first two batches; none if all are: a loop over one batch."""
         if names not in self._constants and len(self._constants) + len(self._before) <= _MOST_FORMS:
-            now = [identity(one.tensor) for one in found]
+            now = [identity(entry.tensor) for entry in entries]
             before = self._before.pop(names, None)
             if before is None:
                 self._before[names] = now
@@ -321,31 +300,31 @@ class BatchReader:
         ids = matching([*sizes], "input_ids") or self._ids.get(tuple(sizes), ())
         return sum(prod(sizes[name]) for name in ids) if ids else None
 
-    def _note(self, seen: Batch, found: Sequence[Leaf]) -> None:
+    def _note(self, seen: Batch, entries: Sequence[Leaf]) -> None:
         if self._noted is not None and len(self._noted) < _MOST_NOTED:
             rows = seen.samples
-            integers = [one for one in found if "int" in str(one.tensor.dtype) and _has_several(one, rows)]
-            places = tuple((one.name, address_of(one.tensor), prod(one.sizes)) for one in integers)
+            integers = [entry for entry in entries if "int" in str(entry.tensor.dtype) and _has_several(entry, rows)]
+            places = tuple((entry.name, address_of(entry.tensor), prod(entry.sizes)) for entry in integers)
             self._noted.append(_Noted(tuple([name for name, _ in seen.shape]), places))
 
 
-def _has_several(one: Leaf, rows: int | None) -> bool:
-    """Return True if a tensor has several elements per sample, unlike a column of labels or users."""
-    return prod(one.sizes) != rows and (rows is not None or len(one.sizes) > 1 or not one.whole)
+def _has_several(entry: Leaf, rows: int | None) -> bool:
+    """Return False for a column of labels or users, with one element per sample."""
+    return prod(entry.sizes) != rows and (rows is not None or len(entry.sizes) > 1 or not entry.whole)
 
 
 def _looked_up(batch: _Noted, lookups: set[Lookup], batches: int) -> tuple[str, ...]:
-    """Return the names of the tensors of a batch that were used as indices of the token embedding.
-
-    A tensor is found by its address. A tensor that was copied before the look-up is found by its size.
-    """
+    """Return the tensors that were indices of the token embedding, by address or, if copied before, by size."""
     places = {(address, size): name for name, address, size in reversed(batch.integers)}  # each tensor once
-    there = [one for one in lookups if (one.address, one.elements) in places]
+    there = [lookup for lookup in lookups if (lookup.address, lookup.elements) in places]
     if there:
-        found = {(one.address, one.elements) for one in _of_tokens(there)}
-        return tuple(name for place, name in places.items() if place in found)
+        matches = {(lookup.address, lookup.elements) for lookup in _of_tokens(there)}
+        return tuple(name for place, name in places.items() if place in matches)
     sizes = {size for *_, size in batch.integers}
-    indices = {(one.address, one.elements) for one in _of_tokens([one for one in lookups if one.elements in sizes])}
+    indices = {
+        (lookup.address, lookup.elements)
+        for lookup in _of_tokens([lookup for lookup in lookups if lookup.elements in sizes])
+    }
     alike = [name for name, _, size in batch.integers if size in {elements for _, elements in indices}]
     if len({size for name, _, size in batch.integers if name in alike}) != 1:
         return ()
@@ -355,38 +334,28 @@ def _looked_up(batch: _Noted, lookups: set[Lookup], batches: int) -> tuple[str, 
 
 
 def _of_tokens(lookups: Sequence[Lookup]) -> list[Lookup]:
-    """Return the look-ups in the largest embedding.
-
-    The list is empty if another embedding got a number of indices that the largest embedding never got.
-    """
-    largest = max(lookups, key=lambda one: one.rows, default=None)
-    tokens = [one for one in lookups if largest is not None and one.table == largest.table]
-    sizes = {one.elements for one in tokens}
-    return tokens if sizes.issuperset([one.elements for one in lookups]) else []
+    """Return the look-ups in the largest embedding, or none if another got a number of indices that it never got."""
+    largest = max(lookups, key=lambda lookup: lookup.rows, default=None)
+    tokens = [lookup for lookup in lookups if largest is not None and lookup.table == largest.table]
+    sizes = {lookup.elements for lookup in tokens}
+    return tokens if sizes.issuperset([lookup.elements for lookup in lookups]) else []
 
 
-def _plain(batch: Any, found: Sequence[Leaf]) -> bool:
-    """Return True if a batch is a tensor, or a container in which each element is a tensor."""
+def _plain(batch: Any, entries: Sequence[Leaf]) -> bool:
     inside = (batch,) if is_array(batch) else batch if type(batch) in ROWS else batch.values()
-    return len(found) == len(inside) and all(map(is_array, inside)) and all([one.whole for one in found])
+    return len(entries) == len(inside) and all(map(is_array, inside)) and all([entry.whole for entry in entries])
 
 
-def _masks(found: Sequence[Leaf]) -> tuple[str, ...]:
-    """Return the names of the attention masks.
-
-    The result is empty if the masks don't have the same shapes as the tensors of token ids.
-    """
-    sizes = {one.name: one.sizes for one in found}
-    whole = [one.name for one in found if one.whole]
+def _masks(entries: Sequence[Leaf]) -> tuple[str, ...]:
+    """Return the names of the attention masks, if they have the shapes of the tensors of token ids."""
+    sizes = {entry.name: entry.sizes for entry in entries}
+    whole = [entry.name for entry in entries if entry.whole]
     ids, masks = matching([*sizes], "input_ids"), matching(whole, "attention_mask")
     return masks if [sizes[name] for name in ids] == [sizes[name] for name in masks] else ()
 
 
 def _kept(mask: Any) -> Any:
-    """Return the number of elements that a mask keeps.
-
-    Return None for a mask of floating-point numbers, which may be added to the attention scores.
-    """
+    """Return None for a mask of floating-point numbers, which may be added to the attention scores."""
     if not hasattr(mask, "is_floating_point"):
         return None if "float" in str(mask.dtype) else int((mask != 0).sum())
     if mask.is_floating_point():

@@ -1,4 +1,4 @@
-"""Count the samples of a batch, from the first dimension of its tensors."""
+"""Counts the samples of a batch, from the first dimension of its tensors."""
 
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
@@ -8,15 +8,13 @@ from perf_callbacks.kernel.batches.tensors import Leaf, is_array, is_packed, lea
 
 _PLAIN = (str, bytes, int, float, complex)
 _ENDS = frozenset({"cu_seqlens", "cu_seq_lens", "cu_seq_lens_q", "cu_seq_lens_k"})
-"""Names of tensors that hold the ends of sequences, if all sequences are packed into one row."""
+"""Tensors of the ends of sequences, if all sequences are packed into one row."""
 
 _MARKS = frozenset({"ptr", "batch", "offset"})
-"""Names of tensors that assign rows to samples. The tensor `ptr` of torch_geometric holds the start of each graph, and
-then the end of the last graph."""
+"""Tensors that assign rows to samples. torch_geometric's `ptr` holds each graph's start, then the end of the last."""
 
 _FEW = 3
-"""If a list has at most this many tensors of equal form, the tensors count as the columns of a batch. In a longer list,
-each tensor may be a sample."""
+"""Most columns of equal form in a list. In a longer list, each tensor may be a sample."""
 
 
 def samples(
@@ -24,47 +22,39 @@ def samples(
 ) -> int | None:
     """Return the number of samples of a batch, or None if its tensors are ambiguous.
 
-    If the batch has token ids, the number of samples is the size of their first dimension. In a batch without token
-    ids, the number of samples is the size of the first dimension on which more than half of the elements agree. Only a
-    vector may be in the minority, and only if a tensor of more dimensions is in the majority: constants, such as means
-    and class weights, are vectors too, and there may be more of them than data. The result is also None if it is
-    ambiguous whether the first or the second dimension counts the samples. In a batch of graphs, each graph is a
-    sample.
-
-    Args:
-        batch: A batch of any form.
-        several: True if the batch contains one batch from each of several loaders. The samples of these batches add up.
-        time_first: True if the first dimension of the model's sequences may be time. If `time_first` is True, the
-            number of samples is unknown for a batch that has only sequences.
-        constants: The `id` of each tensor that is the same in all batches, and so has no rows of this batch.
+    The first dimension of the token ids counts the samples, or else the size on which more than half of the elements
+    agree. Only a vector may be in the minority, and only if a tensor of more dimensions is in the majority: constants,
+    such as means and class weights, are vectors too, and there may be more of them than data. In a batch of graphs,
+    each graph is a sample. `several` batches, one from each of several loaders, add up. With `time_first`, sequences
+    alone are ambiguous. `constants` are the `id`s of tensors that all batches share.
     """
     if several:
         each = [samples(part, time_first=time_first) for _, part in parts(batch) if leaves(part)]
-        known = [amount for amount in each if amount is not None]
-        return sum(known) if known and len(known) == len(each) else None
-    found = leaves(batch) or []
-    ids = matching([one.name for one in found], "input_ids")
-    guides = [one for one in found if one.name in ids]
-    agreed = {one.rows for one in guides}
-    if time_first and _are_sequences(found):
+        amounts = [amount for amount in each if amount is not None]
+        return sum(amounts) if amounts and len(amounts) == len(each) else None
+    entries = leaves(batch) or []
+    ids = matching([entry.name for entry in entries], "input_ids")
+    guides = [entry for entry in entries if entry.name in ids]
+    agreed = {entry.rows for entry in guides}
+    if time_first and _are_sequences(entries):
         return None
     if len(agreed) == 1 and not _holds_several(batch):
-        unsure = all(map(_is_flat, guides)) or _is_packed_row(found, guides) or _have_time_first(found, guides)
+        unsure = all(map(_is_flat, guides)) or _is_packed_row(entries, guides) or _have_time_first(entries, guides)
         return None if unsure else agreed.pop()
-    marks = [one for one in found if _is_flat(one) and one.name.rpartition(".")[2] in _MARKS]
+    marks = [entry for entry in entries if _is_flat(entry) and entry.name.rpartition(".")[2] in _MARKS]
     if marks:
-        starts = [one.sizes[0] for one in marks if one.name.endswith("ptr")]
+        starts = [entry.sizes[0] for entry in marks if entry.name.endswith("ptr")]
         return starts[0] - 1 if len(starts) == 1 else None
-    arrays = [one for one in found if one.sizes]
+    arrays = [entry for entry in entries if entry.sizes]
     if len(arrays) == 1 and _is_flat(arrays[0]) and not any([_is_list(part) for _, part in parts(batch)]):
         return None  # a vector without company may be a single row
     return _common(batch, constants)
 
 
 def matching(names: Sequence[str], wanted: str) -> tuple[str, ...]:
-    """Return the names that are equal to `wanted`, or else the names that end with it, such as `anchor_input_ids`.
+    """Return names that are `wanted`, or else end with it, such as `anchor_input_ids`, but not `decoder_input_ids`.
 
-    Only the part of a name after its last dot is compared. Names such as `decoder_input_ids` are left out.
+    Only the part of a name after its last dot is compared.
     """
     last = {name: name.rpartition(".")[2] for name in names}
     same = tuple(name for name, word in last.items() if word == wanted)
@@ -73,40 +63,39 @@ def matching(names: Sequence[str], wanted: str) -> tuple[str, ...]:
 
 
 def _holds_several(batch: Any) -> bool:
-    """Return True if a batch is or contains a list in which two or more elements have token ids."""
     every = [batch, *(part for _, part in parts(batch))]
-    lists = [[[one.name for one in leaves(element) or []] for element in part] for part in every if _is_list(part)]
+    lists = [[[entry.name for entry in leaves(element) or []] for element in part] for part in every if _is_list(part)]
     return any(sum([bool(matching(names, "input_ids")) for names in elements]) > 1 for elements in lists)
 
 
-def _is_flat(one: Leaf) -> bool:
-    return one.whole and len(one.sizes) == 1
+def _is_flat(entry: Leaf) -> bool:
+    return entry.whole and len(entry.sizes) == 1
 
 
-def _is_packed_row(found: Sequence[Leaf], guides: Sequence[Leaf]) -> bool:
-    """Return True if sequences are packed into a single row, and another tensor holds the ends of the sequences."""
-    names = {one.name.rpartition(".")[2] for one in found}
-    return all([one.rows == 1 for one in guides]) and not names.isdisjoint(_ENDS)
+def _is_packed_row(entries: Sequence[Leaf], guides: Sequence[Leaf]) -> bool:
+    """Return True if sequences are packed into a single row, and another tensor holds their ends."""
+    names = {entry.name.rpartition(".")[2] for entry in entries}
+    return all([entry.rows == 1 for entry in guides]) and not names.isdisjoint(_ENDS)
 
 
-def _have_time_first(found: Sequence[Leaf], guides: Sequence[Leaf]) -> bool:
+def _have_time_first(entries: Sequence[Leaf], guides: Sequence[Leaf]) -> bool:
     """Return True if the batch has labels for the second dimension of the token ids, and none for the first."""
-    vectors = {one.rows for one in found if _is_flat(one) and "position" not in one.name}
-    return not vectors.isdisjoint([one.sizes[1] for one in guides if one.sizes[1:]]) and guides[0].rows not in vectors
+    vectors = {entry.rows for entry in entries if _is_flat(entry) and "position" not in entry.name}
+    return (
+        not vectors.isdisjoint([entry.sizes[1] for entry in guides if entry.sizes[1:]])
+        and guides[0].rows not in vectors
+    )
 
 
-def _are_sequences(found: Sequence[Leaf]) -> bool:
-    """Return True if all tensors of a batch have the same first two sizes.
-
-    Then either of the two dimensions may be time. The two sizes must differ.
-    """
-    both = {one.sizes[:2] for one in found}
-    dimensions = {len(one.sizes) for one in found}
+def _are_sequences(entries: Sequence[Leaf]) -> bool:
+    """Return True if all tensors share their first two sizes, which differ: either dimension may be time."""
+    both = {entry.sizes[:2] for entry in entries}
+    dimensions = {len(entry.sizes) for entry in entries}
     return len(both) == 1 and len({*both.pop()}) > 1 and dimensions <= {2, 3}
 
 
 def _common(batch: Any, constants: Collection[int]) -> int | None:
-    """Return the size that the first dimension has in more than half of the parts, or None if there is no such size."""
+    """Return the size that the first dimension has in more than half of the parts, or None."""
     if is_array(batch) or is_packed(batch):
         return (leaves(batch) or [leaf("", batch)])[0].rows
     inside = [part for _, part in parts(batch) if id(part) not in constants and leaves(part)]
@@ -119,10 +108,10 @@ def _common(batch: Any, constants: Collection[int]) -> int | None:
     lists = [part for part in structures if _is_list(part)]
     if len(lists) > 1 and len({*map(_form, lists)}) == 1:
         return None  # a batch of each of several loaders
-    votes: list[int | None] = [one.rows for one in tensors if one.rows is not None]
+    votes: list[int | None] = [entry.rows for entry in tensors if entry.rows is not None]
     confirmed = {*votes, *[len(part) for _, part in parts(batch) if _is_list(part) and isinstance(part[0], _PLAIN)]}
     for part in structures:
-        agreed = {one.rows for one in leaves(part) or []}
+        agreed = {entry.rows for entry in leaves(part) or []}
         possible = [len(part), *(agreed if len(agreed) == 1 else ())] if _is_list(part) else []
         votes.append(next((number for number in possible if number in confirmed), None) or _common(part, constants))
     return _most(votes, tensors)
@@ -134,35 +123,31 @@ def _are_columns(batch: Sequence[Any], inside: Sequence[Any]) -> bool:
     if not all(map(is_array, inside)):
         return any(map(is_array, inside)) or (isinstance(batch, tuple) and len(forms) > 1)
     alike = len(inside) > 1 and len(forms) == 1
-    sizes = [leaf("", one).sizes for one in inside]
-    if alike and len({one[:1] for one in sizes}) > 1:
+    sizes = [leaf("", element).sizes for element in inside]
+    if alike and len({shape[:1] for shape in sizes}) > 1:
         return False
     return not alike or isinstance(batch, tuple) or (len(inside) <= _FEW and len(sizes[0]) > 1)
 
 
 def _are_images_and_targets(inside: Sequence[Any]) -> bool:
-    """Return True for a batch of object detection: a list of images, and a list of targets of equal length."""
+    """Recognize object detection: a list of images, and a list of targets of equal length."""
     if len(inside) != 2 or not all(map(_is_list, inside)):  # noqa: PLR2004
         return False
     images, targets = inside
-    return len(images) == len(targets) and all([isinstance(one, Mapping) for one in targets])
+    return len(images) == len(targets) and all([isinstance(target, Mapping) for target in targets])
 
 
 def _most(votes: Sequence[int | None], tensors: Sequence[Leaf]) -> int | None:
-    """Return the number of rows on which more than half of the parts agree.
-
-    None means that no number of rows has a majority, that the data may be in the minority, or that the number may be
-    the length of sequences.
-    """
+    """Return the size of a majority. None: there is none, the data may be in the minority, or it may be a length."""
     size, count = Counter(votes).most_common(1)[0] if votes else (None, 0)
     if size is None or 2 * count <= len(votes):
         return None
-    data = [one for one in tensors if len(one.sizes) > 1 or not one.whole] or tensors
-    if {size, *[one.rows for one in data if one.sizes]} != {size}:
+    data = [entry for entry in tensors if len(entry.sizes) > 1 or not entry.whole] or tensors
+    if {size, *[entry.rows for entry in data if entry.sizes]} != {size}:
         return None
-    winners = [one for one in tensors if one.rows == size]
+    winners = [entry for entry in tensors if entry.rows == size]
     for other in {*votes} - {size, None}:
-        if all([one.sizes[1:2] == (other,) for one in winners]):
+        if all([entry.sizes[1:2] == (other,) for entry in winners]):
             return None
     return size
 
@@ -172,11 +157,7 @@ def _is_list(value: Any) -> bool:
 
 
 def _form(element: Any) -> object:
-    """Return the form of an element. All samples of a batch have the same form.
-
-    The form of a tensor is its number of dimensions and its dtype. The form of a mapping is its names. The form of a
-    list is the forms of its elements.
-    """
+    """Return what samples of a batch share: dimensions and dtype of a tensor, names of a mapping, forms in a list."""
     if is_array(element):
         return len(leaf("", element).sizes), str(element.dtype)
     if _is_list(element):

@@ -177,7 +177,6 @@ def _slots(kind: type) -> tuple[str, ...]:
 
 
 def leaf(name: str, tensor: Any) -> Leaf:
-    """Make the `Leaf` of a tensor."""
     if getattr(tensor, "is_nested", False):
         return _ragged(name, tensor)
     sizes = tuple(tensor.shape)

@@ -1,8 +1,6 @@
-"""Batches that were fetched and wait for a call of the model.
+"""Batches that were fetched and wait for a call of the model: a loop may drop some, or fetch several before it trains.
 
-A loop may drop a batch, or fetch several batches before it trains on the first. A batch belongs to the step that calls
-the model with this batch. A call uses a batch if an argument of the call is a tensor of the batch. A batch that was
-copied to a device is recognized by its shape.
+A batch belongs to the step whose call of the model gets one of its tensors, or its shape after a copy to a device.
 """
 
 import weakref
@@ -13,36 +11,31 @@ from perf_callbacks.kernel.batches.reader import Batch, nothing
 from perf_callbacks.kernel.batches.tensors import leaves
 
 MOST_WAITING = 64
-"""Maximum number of waiting batches. If more batches wait, the oldest batch counts as dropped."""
+"""If more batches wait, the oldest counts as dropped."""
 
 Tensors = tuple["weakref.ref[Any]", ...]
-"""Weak references to tensors."""
 
 UNKNOWN = Batch(None, None, None, ())
 
 Waiting = tuple[Batch, Tensors]
-"""A batch and its tensors. The tuple of tensors is empty if no other batch was waiting when the batch was added."""
+"""A batch and its tensors; none if no other batch was waiting when it was added."""
 
 
 def identify(batch: Any) -> Tensors:
-    """Return weak references to the tensors of a batch.
-
-    Leave out tensors whose class doesn't support weak references.
-    """
-    found = [one.tensor for one in leaves(batch) or ()]
-    return tuple([weakref.ref(tensor) for tensor in found if type(tensor).__weakrefoffset__])
+    """Return weak references to the tensors of a batch whose classes support them."""
+    tensors = [entry.tensor for entry in leaves(batch) or ()]
+    return tuple([weakref.ref(tensor) for tensor in tensors if type(tensor).__weakrefoffset__])
 
 
 def same(some: Tensors, others: Tensors) -> bool:
-    """Return True if two batches hold the same tensor objects."""
     if not some or len(some) != len(others):
         return False
-    return all([one() is not None and one() is other() for one, other in zip(some, others, strict=True)])
+    return all([tensor() is not None and tensor() is other() for tensor, other in zip(some, others, strict=True)])
 
 
 def versions(tensors: Tensors) -> tuple[int, ...]:
     """Return the number of writes to each tensor. A loader may write the next batch into the same tensor."""
-    return tuple([_written(one()) for one in tensors])
+    return tuple([_written(reference()) for reference in tensors])
 
 
 def _written(tensor: Any) -> int:
@@ -53,24 +46,17 @@ def _written(tensor: Any) -> int:
 def take(
     waiting: list[Waiting], arguments: Any, *, again: bool = False, alone: bool = True
 ) -> tuple[list[Batch], bool]:
-    """Find the waiting batches that a model call uses, and remove them from `waiting`.
+    """Remove and return the waiting batches that a model call uses, and True if the newest is one of them.
 
-    Return these batches, and True if the newest waiting batch is one of them. If several waiting batches have the shape
-    of the call, return one batch with the amounts that all of these batches share. If no shape fits, but the call has
-    as many rows as all waiting batches together, the call uses all waiting batches.
-
-    Args:
-        waiting: Two or more waiting batches.
-        arguments: Arguments of the model call.
-        again: True if the model was called before in this forward, maybe with the same batch. If `again` is True, a
-            batch is recognized only by its tensors.
-        alone: False if the call may also use a waiting batch of another loader. If `alone` is False, only a batch
-            without stored tensors is recognized by its shape.
+    If several batches have the shape of the call, the result is one batch with the amounts that they share. If no shape
+    fits, but the call has as many rows as all waiting batches together, it uses all of them. `again`: the model was
+    called before in this forward, maybe with the same batch, so only tensors identify a batch. Not `alone`: the call
+    may also use a batch of another loader, so only a batch without stored tensors is recognized by its shape.
     """
-    found = [one for one in leaves(arguments) or () if one.rows is not None]
-    ids, sizes = {id(one.tensor) for one in found}, {one.sizes for one in found}
+    entries = [entry for entry in leaves(arguments) or () if entry.rows is not None]
+    ids, sizes = {id(entry.tensor) for entry in entries}, {entry.sizes for entry in entries}
     for place, (_, tensors) in enumerate(waiting):
-        if not ids.isdisjoint([id(one()) for one in tensors]):
+        if not ids.isdisjoint([id(reference()) for reference in tensors]):
             return [waiting.pop(place)[0]], place == len(waiting)
     if again:
         return [], False
@@ -79,14 +65,14 @@ def take(
     if not alone:
         fits = [0 if waiting[place][1] else fits[place] for place in places]
     likely = [place for place, fit in enumerate(fits) if fit and fit == max(fits)]
-    rows = found[0].rows if found else None
+    rows = entries[0].rows if entries else None
     if not likely and alone:
         likely = [place for place in places if rows is not None and waiting[place][0].samples == rows]
     if likely:
         newest = likely[0] == len(waiting) - 1
-        known = common([waiting[place][0] for place in likely])
+        shared = common([waiting[place][0] for place in likely])
         del waiting[likely[0]]
-        return [known], newest
+        return [shared], newest
     if not alone:
         return [], False
     batches = [batch for batch, _ in waiting]
@@ -98,26 +84,24 @@ def take(
 
 
 def common(batches: Sequence[Batch]) -> Batch:
-    """Return a batch with the samples, tokens and shape that all batches have in common. Other values are unknown.
-
-    Useful tokens are unknown unless all batches are the same object.
+    """Return what all batches have in common. Useful tokens are unknown unless all batches are the same object.
 
     >>> common([Batch(4, 32, 20, (("", (4, 8)),)), Batch(4, 32, 31, (("", (4, 8)),))])
     Batch(samples=4, tokens=32, useful_tokens=None, shape=(('', (4, 8)),))
     """
     first, *others = batches
-    if all([one is first for one in others]):
+    if all([batch is first for batch in others]):
         return first
     return Batch(
-        first.samples if all([one.samples == first.samples for one in others]) else None,
-        first.tokens if all([one.tokens == first.tokens for one in others]) else None,
+        first.samples if all([batch.samples == first.samples for batch in others]) else None,
+        first.tokens if all([batch.tokens == first.tokens for batch in others]) else None,
         None,
-        first.shape if all([one.shape == first.shape for one in others]) else (),
+        first.shape if all([batch.shape == first.shape for batch in others]) else (),
     )
 
 
 def untrained(batch: Batch) -> Batch:
-    """Return a copy of the batch with 0 samples and 0 tokens. The FLOPs of the copy still count.
+    """Return the batch with 0 samples and 0 tokens. Its FLOPs still count.
 
     >>> untrained(Batch(4, 32, None, (("", (4, 8)),)))
     Batch(samples=0, tokens=0, useful_tokens=None, shape=(('', (4, 8)),))

@@ -1,4 +1,4 @@
-"""Split a fit's wall time into parts, so that each second is in one part. Also add up the fit's garbage collections."""
+"""Splits a fit's wall time into parts, so that each second is in one part; adds up garbage collections."""
 
 from collections import Counter, defaultdict
 
@@ -10,46 +10,37 @@ from perf_callbacks.kernel.records.summary_parts import GcSummary
 
 STARTUP, FIRST_STEP, FLOP_COUNTING, STEPS = "startup", "first_step", "flop_counting", "steps"
 EVALUATION, CHECKPOINT, OWN_WORK, OTHER = "evaluation", "checkpoint", "own_work", "other"
-"""Names of the parts of a fit's wall time."""
 
 GENERATION, REWARDS = "generation", "rewards"
-"""Names of two parts of the stage `OTHER` in the trainers of TRL."""
 
 BEGINNING = ("first", "restart")
-"""Reasons for excluding the first step of a fit from metrics."""
 
 
 class Account:
-    """Collects the times of one fit that are not the times of steps.
-
-    The method `parts` splits the wall time of the fit into these times and the time of the steps.
-    """
+    """The times of one fit that are not the times of steps."""
 
     def __init__(self) -> None:
         self.began = 0.0
         self.before_seconds = 0.0
-        """Seconds from the trainer's first call of the callback until measuring began."""
+        """From the trainer's first call of the callback until measuring began."""
         self.startup_seconds = 0.0
-        """Seconds that the callback needed for its own setup after measuring had begun. The first step includes these
-        seconds."""
+        """The callback's setup after measuring had begun. The first step includes it."""
         self.stalled_seconds = 0.0
-        """Seconds of reported stalls within steps."""
+        """Of reported stalls within steps."""
         self.own_seconds = 0.0
-        """Seconds that the callback itself took during steps. The times of the steps don't include these seconds."""
+        """Of the callback itself during steps, whose times leave it out."""
 
         self.other_seconds: defaultdict[str, float] = defaultdict(float)
-        """Seconds of each named part of the stage `OTHER`, in the included steps."""
+        """By named part of the stage `OTHER`, in the included steps."""
         self.span_seconds: defaultdict[str, float] = defaultdict(float)
         self.span_counts: Counter[str] = Counter()
-        """Number of steps after which there was a span of each kind. Two checkpoints after the same step count once."""
+        """Steps after which there was a span of each kind. Two checkpoints after one step count once."""
         self._span_steps: dict[str, int] = {}
 
     def started(self, now: float) -> None:
-        """Store the time that has passed from the start of measuring until the callback was set up."""
         self.startup_seconds = now - self.began
 
     def span(self, kind: str, step: int, seconds: float) -> None:
-        """Add a span that came after `step` steps."""
         self.span_seconds[kind] += seconds
         self.span_counts[kind] += self._span_steps.get(kind) != step
         self._span_steps[kind] = step
@@ -57,13 +48,8 @@ class Account:
     def productive(self, included: Totals, ledger: Ledger, outstanding: int = 0) -> float:
         """Return the seconds of all steps so far, without stalls.
 
-        The first step, and steps with FLOP counting or torch.profiler, count with the mean step time at most.
-
-        Args:
-            included: Sums over the included steps.
-            ledger: The steps of the fit.
-            outstanding: Number of steps whose times are still on the device. Each outstanding step counts with the mean
-                step time.
+        The first step, and steps with FLOP counting or torch.profiler, count with the mean step time at most. Each
+        `outstanding` step, whose times are still on the device, counts with the mean.
         """
         usual = included.step_seconds / included.steps if included.steps else None
         seconds = included.step_seconds + outstanding * (usual or 0.0)
@@ -73,11 +59,9 @@ class Account:
         return max(0.0, seconds - self.stalled_seconds)
 
     def parts(self, now: float | None, included: Totals, ledger: Ledger) -> dict[str, float]:
-        """Return the seconds of each part of the wall time up to `now`. The result is empty if `now` is None.
+        """Return the seconds of each part of the wall time up to `now`; nothing if `now` is None.
 
-        A step with FLOP counting adds the mean step time to `steps`, and its additional time to `flop_counting`. A step
-        with torch.profiler adds the mean step time to `steps`, and its additional time to `own_work`. A step with a
-        suspension does the same for a part of its own.
+        A counted, profiled or suspended step adds the mean step time to `steps`, and the rest to its own part.
         """
         if now is None:
             return {}
@@ -103,10 +87,7 @@ class Account:
 
 
 class Pauses:
-    """Sums over the garbage collections of a fit.
-
-    The full collection that the checklist runs at startup has a sum of its own.
-    """
+    """Sums over the garbage collections of a fit. The checklist's full collection at startup has a sum of its own."""
 
     def __init__(self) -> None:
         self._collections = [0, 0, 0]
@@ -114,7 +95,6 @@ class Pauses:
         self._made = self._garbage = 0  # in scheduled collections
 
     def add(self, pause: Pause) -> None:
-        """Add a garbage collection. A collection that the checklist runs at startup counts as startup cost only."""
         if pause.ours == fit_records.STARTUP:
             self._startup += pause.seconds
             return
@@ -127,7 +107,6 @@ class Pauses:
         self._longest = max(self._longest, pause.seconds)
 
     def summary(self) -> GcSummary:
-        """Return the sums over the garbage collections so far."""
         return GcSummary(
             collections=tuple(self._collections),
             seconds=self._seconds,

@@ -1,9 +1,4 @@
-"""State machine that turns the events of an integration into steps, metrics and journal records.
-
-The engine reads no clock: its methods get the time as an argument. When the training thread enters or leaves a stage,
-the integration writes a mark on the tape. The integration also calls `batch` for each micro-batch and `end_step` after
-each optimizer step. The integration calls `begin_span` and `end_span` around each evaluation or checkpoint.
-"""
+"""Turns the events of an integration into steps, metrics and records. Methods get the time as an argument."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -35,29 +30,23 @@ from perf_callbacks.kernel.records.fit_records import Amounts, Gc, Record, Row, 
 from perf_callbacks.kernel.records.metric_table import KEYS
 
 FLUSH_SECONDS = 1.0
-"""At the end of a step, the engine writes all finished steps if its last write is more than this many seconds ago."""
+"""The end of a step writes all finished steps if the last write is longer ago."""
 
 LATE_SECONDS = 3.0
-"""If the last write is this many seconds ago, another thread writes the finished steps."""
+"""If the last write is this long ago, the watchdog's thread writes the finished steps."""
 
 MOST_MARKS = 16384
-"""If the tape has more entries than this, the engine reads the tape before the current step ends.
-
-If the tape has more than `2 * MOST_MARKS` entries, garbage collections are written to the journal at once.
-"""
+"""A longer tape is read before the step ends. With twice as many, garbage collections are written at once."""
 
 SEVERAL = 16
 """Within a step, the engine calls `relieve` after every 16 micro-batches."""
 
 MOST_BATCHES = 256
-"""If one step has more micro-batches than this, the engine adds up their amounts before the step ends."""
+"""The amounts of more micro-batches in one step are added up before it ends."""
 
 
 class Engine:
-    """Turns the events of one fit into steps, metrics and journal records.
-
-    A step lasts from one `end_step` to the next, without the time of evaluation and checkpointing.
-    """
+    """Measures one fit. A step lasts from one `end_step` to the next, without evaluation and checkpointing."""
 
     def __init__(
         self,
@@ -87,23 +76,18 @@ class Engine:
             devices=devices * run.world_size / data_parallel,
         )
         self.waits_timed = self._shown.waits_timed
-        """True if the training thread marks its waits in collectives on the tape."""
         self.tape = Tape(None if device is None else device.mark)
-        """Tape on which the training thread writes its marks."""
         self.account = Account()
         self.open_spans: list[tuple[str, float]] = []
-        """Kind and start time of each open span, such as an evaluation. The outermost span is first."""
+        """Kind and start of each open span, such as an evaluation. The outermost is first."""
 
         self.step = run.step
-        """Number of optimizer steps that the trainer has counted so far."""
         self.excluded: str | None = "restart" if run.step else "first"
-        """Reason why metrics leave out the current step. None means that metrics include the step."""
+        """Why metrics leave out the current step. None: they include it."""
         self.batches: list[Batch] = []
-        """Micro-batches of the current step so far."""
         self.relieve_at = SEVERAL
-        """When the current step has this many micro-batches, `relieve` is called."""
         self.takes_batches = True
-        """True if a caller may append to `batches` directly, because no span is open and the fit goes on."""
+        """True if a caller may append to `batches` directly: no span is open and the fit goes on."""
         self._observers = observers = observers or Observers()
         self._windows = WindowSharing(run, emit, observers, ranks, data_parallel=data_parallel, ambiguous=ambiguous)
         self._ledger = Ledger(self._shown, self._windows)
@@ -115,20 +99,16 @@ class Engine:
             tell=self._tell,
             interrupted=partial(self.exclude, "interrupted"),
         )
-        """Moves finished steps from the tape to the ledger."""
         self.ended = self.step_reader.ended
         self.work = self.step_reader.work
-        """Source of the FLOPs of steps. The method `use` sets another source."""
         self.flush_at = 0.0
         """The first step that ends after this time calls `flush`."""
         self._due = 0
-        """Number of the step at whose end the engine calls `flush`, because a block is full or a window is complete."""
+        """The step at whose end a block is full or a window is complete."""
         self._look_at = 0
-        """At the end of this step, the work model checks which parameters are trained."""
         self._collections = Pauses()
 
     def start(self, now: float) -> None:
-        """Begin the fit. Metrics leave out the first step of the fit."""
         self.account.began = now
         self.flush_at = now + FLUSH_SECONDS
         self.tape.begin(now)
@@ -139,19 +119,16 @@ class Engine:
             self._device.mark(Stage.OTHER)
 
     def use(self, work: WorkModel) -> None:
-        """Use this work model for the FLOPs of the current step and of all later steps."""
         self.work = self.step_reader.work = work
         self.plan()
 
     def batch(self, batch: Batch) -> None:
-        """Add a micro-batch to the current step. While a span is open, do nothing."""
         if not self.open_spans:
             self.batches.append(batch)
             if len(self.batches) >= self.relieve_at:
                 self.relieve()
 
     def relieve(self) -> None:
-        """Shorten the lists of batches and marks if they have grown long within a step."""
         if len(self.batches) > MOST_BATCHES:
             self.batches = [Batch(*together(self.batches), ())]
         self.relieve_at = len(self.batches) + SEVERAL
@@ -159,11 +136,11 @@ class Engine:
             self.step_reader.collect(show=False)
 
     def exclude(self, reason: str) -> None:
-        """Exclude the current step from metrics. If the step already has a reason, keep that reason."""
+        """Exclude the current step from metrics. Its first reason stays."""
         self.excluded = self.excluded or reason
 
     def pause(self, pause: Pause) -> None:
-        """Handle a garbage collection. Python may interrupt any code to call `pause`."""
+        """Python may interrupt any code to call this."""
         self._collections.add(pause)
         if self.open_spans or not pause.here or len(self.tape.pairs) > 2 * MOST_MARKS:
             self._tell(pause, ("aside" if self.open_spans else "other") if pause.here else "elsewhere", None)
@@ -184,7 +161,7 @@ class Engine:
         self._emit(record)
 
     def begin_span(self, kind: str, now: float) -> None:
-        """Begin a span, such as an evaluation. A span's time belongs to no step. The interrupted step is excluded."""
+        """A span's time belongs to no step. The interrupted step is excluded."""
         if not self.open_spans:
             self.tape.write((BEGIN[Stage.ASIDE], now))
             self.tape.ignore()
@@ -195,7 +172,6 @@ class Engine:
         self.flush(now)  # within the span, so that its time is part of no step
 
     def end_span(self, now: float) -> None:
-        """End the innermost span, if a span is open."""
         if not self.open_spans:
             return
         kind, start = self.open_spans.pop()
@@ -209,7 +185,6 @@ class Engine:
         self._emit(Span(kind=kind, step=self.step, start=start - self.account.began, seconds=now - start))
 
     def end_step(self, step: int, now: float) -> None:
-        """End the trainer's optimizer step `step`, and begin the next step."""
         while self.open_spans:
             self.end_span(now)
         self.ended.append((step, self.excluded, self.batches))
@@ -228,20 +203,14 @@ class Engine:
             self.plan()
 
     def plan(self) -> None:
-        """Compute the next step at whose end the engine has more to do than to write a mark.
-
-        While a span is open, or if there is a device timeline, the engine has more to do at the end of every step.
-        """
+        """Compute the next step with more to do than a mark: all of them in a span, or with a device timeline."""
         block = WATCHED_BLOCK if self._observers.watching else BLOCK
         self._due = min(self.step + block - self._ledger.kept - len(self.ended), self._windows.due or NEVER)
         self._look_at = self.work.look_after(self.step)
-        self._observers.plan(0 if self.open_spans or self._device is not None else min(self._due, self._look_at))
+        self._observers.set_due(0 if self.open_spans or self._device is not None else min(self._due, self._look_at))
 
     def write_late(self, now: float) -> None:
-        """Write the finished steps if the last write is `LATE_SECONDS` ago. The watchdog's thread calls `write_late`.
-
-        If the process is killed in a long step, the earlier steps are already on disk.
-        """
+        """Write the finished steps from the watchdog's thread: the process may be killed in a long step."""
         if now >= self.flush_at + LATE_SECONDS - FLUSH_SECONDS:
             self.step_reader.write_early(self._emit)
 
@@ -252,7 +221,6 @@ class Engine:
             self._ledger.tell_tokens(self.step_reader.tell_tokens(with_tokens))
 
     def flush(self, now: float) -> None:
-        """Write the finished steps to the journal, and exchange windows with the other ranks."""
         self.flush_at, self.relieve_at = now + FLUSH_SECONDS, SEVERAL
         with self.step_reader.alone() as held:
             if not held:
@@ -272,15 +240,12 @@ class Engine:
 
     @property
     def why_empty(self) -> str | None:
-        """Reasons why the most recent row left out steps, with the number of steps for each reason.
-
-        None means that the row left out only the first step, and steps with FLOP counting or torch.profiler.
-        """
+        """Why, and how often, the most recent row left out more than the first, counted and profiled steps."""
         left_out = self._ledger.left_out
         return reasons(left_out) if {*left_out} - {*BEGINNING, COUNTED, PROFILED, RECOUNTED} else None
 
     def whole(self, step: int) -> dict[str, float]:
-        """Return the metrics `perf/run/…` over all included steps, for the trainer's last log line."""
+        """Return the metrics `perf/run/…`, for the trainer's last log line."""
         with self.step_reader.alone():
             self._read()
             return self._logged(step, self._ledger.included(), "whole")
@@ -299,14 +264,13 @@ class Engine:
         return metrics
 
     def amounts(self) -> Amounts:
-        """Return the samples and tokens of all attempts so far. A checkpoint carries these sums to the next attempt."""
+        """Samples and tokens of all attempts so far. A checkpoint carries these sums to the next attempt."""
         with self.step_reader.alone():
             self._read()
             _, _, total, _ = self._all()
             return total
 
     def productive_seconds(self) -> float:
-        """Return the seconds of the steps so far, as `Account.productive` counts them."""
         with self.step_reader.alone():
             self._read()
             return self.account.productive(
@@ -318,10 +282,7 @@ class Engine:
         self._ledger.add_up()
 
     def _all(self) -> tuple[int, Amounts, Amounts, int]:
-        """Return the number of steps of this attempt, their amounts, the amounts of all attempts, and the lost steps.
-
-        A lost step has no times. A step doesn't count as lost if its times were not yet read from the device.
-        """
+        """Return this attempt's steps and amounts, the amounts of all attempts, and steps whose times were lost."""
         steps, samples, tokens, lost = self._ledger.all
         passed = [*self.step_reader.passed]
         samples = plus(samples, *[step.samples for step in passed])
@@ -330,17 +291,14 @@ class Engine:
         return steps + len(passed), Amounts(samples=samples, tokens=tokens), total, lost
 
     def summary(self, failure: str | None = None, now: float | None = None) -> Summary:
-        """Return the summary of the fit so far. Without `now`, the summary has no wall time."""
+        """Without `now`, the summary has no wall time."""
         with self.step_reader.alone():
             self._read()
             all_steps, included = self._all(), self._ledger.included()
         return self._summary(all_steps, included, failure, now)
 
     def interim_summary(self, now: float) -> Summary | None:
-        """Return the summary of the steps that were read so far. Any thread may call `interim_summary`.
-
-        Return None if another thread is reading steps at the moment.
-        """
+        """Sum up the steps that were read so far, on any thread. None: another thread is reading steps."""
         with self.step_reader.alone() as held:
             if not held:
                 return None
@@ -379,7 +337,7 @@ class Engine:
         return replace(summary, findings=self._observers.findings(summary))
 
     def stop(self, now: float, failure: str | None = None) -> Summary:
-        """End the fit, and write and return its summary. Steps whose times are still on the device count as lost."""
+        """End the fit. Steps whose times are still on the device count as lost."""
         while self.open_spans:
             self.end_span(now)
         self.takes_batches = False
@@ -389,7 +347,7 @@ class Engine:
             self.flush(now)
             self.tape.ignore()
         summary = self.summary(failure, now)
-        for found in summary.findings:
-            self._emit(found)
+        for finding in summary.findings:
+            self._emit(finding)
         self._emit(summary)
         return summary

@@ -1,4 +1,4 @@
-"""Keeps finished steps one by one for the journal, and adds them up for metrics and summary."""
+"""Finished steps one by one for the journal, and their sums for metrics and summary."""
 
 from collections import Counter, defaultdict
 from collections.abc import Mapping
@@ -8,18 +8,17 @@ from perf_callbacks.kernel.engine.window_sharing import WindowSharing
 from perf_callbacks.kernel.records.fit_records import Steps
 
 MOST_UNTOLD = 64
-"""Maximum number of finished steps that wait for their token counts. A step waits until the tensor of token ids is
-known."""
+"""Steps that wait at most for the tensor of token ids to be known, and with it their token counts."""
 
 
 class Ledger:
-    """Finished steps of one fit: the latest steps one by one, and the sums over all steps."""
+    """Finished steps of one fit: the latest one by one, and the sums over all."""
 
     def __init__(self, shown: KnownParts, windows: WindowSharing) -> None:
         self._shown = shown
         self._windows = windows
         self.kept = 0
-        """Number of steps that `take_block` has not returned yet."""
+        """Steps that `take_block` has not returned yet."""
         self._block: list[Columns] = []
         self._added = 0  # parts of the block that are in the sums
         self._early = 0  # leading steps of the block that are in the journal; may exceed the block
@@ -29,11 +28,9 @@ class Ledger:
         self._untold: dict[int, bool] = {}  # the first steps without tokens, and whether they are included
         self._last = self._row_after = -1  # numbers of steps
         self.excluded: Counter[str] = Counter()
-        """Number of excluded steps, by the reason for the exclusion."""
         self.excluded_seconds: defaultdict[str, float] = defaultdict(float)
-        """Seconds of the excluded steps, by the reason for the exclusion."""
         self.left_out: Counter[str] = Counter()
-        """Number of steps that the most recent row of metrics left out, by the reason for the exclusion."""
+        """As `excluded`, for the most recent row of metrics."""
         self._told: Counter[str] = Counter()
 
     def enter(self, steps: Columns) -> None:
@@ -41,22 +38,13 @@ class Ledger:
         self.kept += len(steps.number)
 
     def take_block(self) -> Steps | None:
-        """Remove the steps that are kept one by one, and return a journal record of the removed steps.
-
-        The record leaves out steps that the journal already has. Return None if the journal already has all removed
-        steps.
-        """
         self.add_up()
         early, self._early = self._early, max(0, self._early - self.kept)
         block, self._block, self._added, self.kept = self._block, [], 0, 0
         return self._record(block, early)
 
     def early_block(self, following: Columns | None) -> Steps | None:
-        """Return a record of all finished steps that the journal lacks, or None if there are none.
-
-        `following` has the newest steps, which are not in the ledger yet. No step is removed from the ledger. A later
-        record from `take_block` leaves out the steps that `early_block` has returned.
-        """
+        """Return what the journal lacks, with the newest `following` steps. `take_block` then leaves it out."""
         block = self._block if following is None else [*self._block, following]
         early, self._early = self._early, max(self._early, sum([len(steps.number) for steps in block]))
         return self._record(block, early)
@@ -69,7 +57,6 @@ class Ledger:
         return record(new, self._shown) if new.number else None
 
     def take_row(self) -> Totals:
-        """Return the sums over the included steps since the last row, and begin new sums."""
         self._row.settle()
         row, self._row, self._row_after = self._row, Totals(), self._last
         self.left_out = self.excluded - self._told
@@ -78,11 +65,7 @@ class Ledger:
         return row
 
     def included(self, *, interim: bool = False) -> Totals:
-        """Return the sums over all included steps.
-
-        A thread other than the training thread must pass `interim=True`. With `interim=True`, the device is not
-        queried, so the number of useful tokens may be None.
-        """
+        """Other threads must pass `interim=True`: the device is not queried, and useful tokens may be None."""
         totals = Totals()
         totals.merge(self._included)
         totals.merge(self._row)
@@ -94,14 +77,11 @@ class Ledger:
 
     @property
     def all(self) -> tuple[int, int | None, int | None, int]:
-        """Four numbers: all steps, their samples, their tokens, and the steps whose times were lost."""
+        """All steps, their samples, their tokens, and the steps whose times were lost."""
         return self._all.steps, self._all.samples, self._all.tokens, self._lost
 
     def tell_tokens(self, tokens: Mapping[int, int]) -> None:
-        """Add the tokens of steps that were entered before the tensor of token ids was known.
-
-        `tokens` maps step numbers to tokens.
-        """
+        """Add the tokens of steps, by number, that were entered before the tensor of token ids was known."""
         for number, included in self._untold.items():
             if number in tokens:
                 self._all.tell_tokens(tokens[number])
@@ -111,10 +91,7 @@ class Ledger:
         self._untold = {number: included for number, included in self._untold.items() if number not in tokens}
 
     def add_up(self) -> None:
-        """Add up all steps since the last call. Adding many steps at once is faster than adding step by step.
-
-        All methods that return sums leave out the steps since the last call.
-        """
+        """Add up the steps since the last call, which all sums leave out until then. Many at once are faster."""
         if self._added == len(self._block):
             return
         new = Columns.joined(self._block[self._added :])
@@ -136,9 +113,9 @@ class Ledger:
 
 
 def reasons(excluded: Mapping[str, int]) -> str:
-    """Return a text with the number of excluded steps for each reason. The most frequent reason comes first.
+    """Say how many steps each reason excluded, the most frequent first.
 
     >>> reasons({"first": 1, "evaluation": 4})
     '4 evaluation, 1 first'
     """
-    return ", ".join([f"{steps:,} {reason}" for reason, steps in sorted(excluded.items(), key=lambda one: -one[1])])
+    return ", ".join([f"{steps:,} {reason}" for reason, steps in sorted(excluded.items(), key=lambda item: -item[1])])

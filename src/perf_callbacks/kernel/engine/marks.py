@@ -6,18 +6,18 @@ from perf_callbacks.kernel.engine.stages import Stage
 
 
 class Begin:
-    """Mark for the start of a stage. The matching `BACK` ends the stage."""
+    """Start of a stage. The matching `BACK` ends the stage."""
 
     def __init__(self, stage: Stage) -> None:
         self.stage = stage
 
 
 class Back:
-    """Mark that ends the stage of the matching `Begin`. The stage before the `Begin` continues."""
+    """End of the stage of the matching `Begin`. The stage before it continues."""
 
 
 class End:
-    """Mark for the end of a step. The next step begins in the stage `OTHER`, with no stage to return to."""
+    """End of a step. The next step begins in the stage `OTHER`, with no stage to return to."""
 
 
 BEGIN: Final = {stage: Begin(stage) for stage in Stage}
@@ -25,10 +25,9 @@ BACK: Final = Back()
 END: Final = End()
 
 WAIT: Final = BEGIN[Stage.COMMUNICATION]
-"""Mark for the start of a wait in a collective. `BACK` ends the wait."""
 
 ONE_MORE_FORWARD: Final = (BEGIN[Stage.OTHER], BEGIN[Stage.FORWARD], BACK, BACK)
-"""Marks that together add 1 to the number of forwards, and leave the current stage unchanged."""
+"""Together they add 1 to the number of forwards, and leave the current stage unchanged."""
 
 
 class Pause(NamedTuple):
@@ -42,10 +41,9 @@ class Pause(NamedTuple):
     here: bool
     """True if the collection ran in the training thread."""
     ours: str | None = None
-    """Reason why the checklist ran the collection, such as "schedule". None: Python or the program collected."""
+    """Why the checklist collected, such as "schedule". None: Python or the program collected."""
     made: int = 0
-    """Value of `gc.get_count()[0]` at the start of the collection. Only collections that the checklist runs have this
-    number."""
+    """`gc.get_count()[0]` before a collection of the checklist."""
 
 
 Mark = Stage | Begin | Back | End
@@ -57,10 +55,9 @@ _COMMUNICATION, _ASIDE = Stage.COMMUNICATION, Stage.ASIDE
 
 
 class Calls(NamedTuple):
-    """Number of forwards and number of backwards in a step.
+    """Forwards and backwards in a step. Two marks for the forward with no other between them count as one forward.
 
-    Two marks for the forward count as one forward if no other mark lies between them. If a plain loop calls the model
-    twice without a backward in between, the second call is not always marked.
+    If a plain loop calls the model twice without a backward in between, the second call is not always marked.
     """
 
     forwards: int
@@ -68,17 +65,16 @@ class Calls(NamedTuple):
 
 
 class StageTracker:
-    """Follows marks, and returns the stage in which the training thread was between two marks."""
+    """Follows marks, and knows the stage of the training thread between two marks."""
 
     def __init__(self) -> None:
         self.stage = _OTHER
         self.before: list[Stage] = []
         self.earlier = Calls(0, 0)
-        """Number of forwards and backwards that the current step had already made when the tracker began."""
+        """Calls of the current step before the tracker began."""
         self._forwards = self._backwards = 0
         self.fetches = self.fetches_at_backward = 0
-        """`fetches` is the number of waits for data so far. `fetches_at_backward` is the value of `fetches` at the most
-        recent backward."""
+        """Waits for data so far, and their number at the most recent backward."""
 
     def resume(self, tracker: "StageTracker") -> None:
         self.stage, self.before = tracker.stage, [*tracker.before]
@@ -87,17 +83,15 @@ class StageTracker:
 
     @property
     def calls(self) -> Calls:
-        """Number of forwards and backwards since the last call of `take_calls`."""
         return Calls(self._forwards, self._backwards)
 
     def take_calls(self) -> Calls:
-        """Return the number of forwards and backwards, and count from 0 again."""
         calls = Calls(self._forwards, self._backwards)
         self._forwards = self._backwards = 0
         return calls
 
     def turn(self, mark: Mark) -> Stage:
-        """Apply a mark, and return the stage in which the thread was before the mark."""
+        """Apply a mark, and return the stage before it."""
         until = self.stage
         if mark is END:
             self.before.clear()

@@ -1,4 +1,4 @@
-"""Compute metrics from totals. Each metric is a ratio of sums."""
+"""Metrics from totals. Each metric is a ratio of sums."""
 
 from collections.abc import Mapping
 
@@ -16,16 +16,10 @@ def metrics(
     window: Window | None = None,
     flops: Mapping[str, float | None] | None = None,
 ) -> dict[str, float]:
-    """Return a dictionary of the metrics of some steps. Unknown metrics are left out.
+    """Unknown metrics are left out; without steps, all are.
 
-    If the job has one process, the rates of the job come from `totals`. Rates per device always come from `totals`. A
-    job with one device has no rates per device.
-
-    Args:
-        totals: Sums over the steps. Without steps, the result is empty.
-        shown: Says which parts of a step are measured.
-        window: The newest window of all ranks. `window` gives the rates and resources of a job with several processes.
-        flops: FLOP metrics of the steps.
+    The job's rates and resources come from `window`, the newest of all ranks, or from `totals` in a job of one process.
+    Rates per device always come from `totals`; a job with one device has none.
     """
     seconds = totals.step_seconds
     if not totals.steps or seconds <= 0:

@@ -4,7 +4,7 @@ from array import array
 from collections.abc import Callable, Mapping, Sequence
 
 UNKNOWN = -1.0
-"""Value that a rank sends if it doesn't know a resource. NaN is not used, because NaN is not equal to itself."""
+"""Sent by a rank that doesn't know a resource. NaN is not equal to itself."""
 
 LARGEST = 1e9
 """A value of at least this size is impossible, and counts as unknown."""
@@ -16,7 +16,6 @@ CORES, RESIDENT, UTILIZATION, GPU_MEMORY, WATTS = RESOURCES = (
     "gpu_memory_gb",
     "power_watts",
 )
-"""Names of a rank's resources: busy CPU cores, host memory, and the GPU's utilization, memory and power."""
 
 JOB_FIGURES: Mapping[str, tuple[str, Callable[[Sequence[float]], float]]] = {
     "job_cpu_cores": (CORES, sum),
@@ -26,45 +25,37 @@ JOB_FIGURES: Mapping[str, tuple[str, Callable[[Sequence[float]], float]]] = {
     "job_gpu_memory_max_gb": (GPU_MEMORY, max),
     "job_power_watts": (WATTS, sum),
 }
-"""Maps the name of each metric of the job to a resource of the ranks, and to the function that combines the ranks'
-values."""
+"""Metric of the job -> resource of the ranks, and what combines their values."""
 
 
 def job_figures(resources: "array[float]", *, complete: bool) -> dict[str, float]:
-    """Combine the resources of all ranks into metrics of the job.
-
-    A metric of the job is left out if the value of any rank is unknown.
-
-    Args:
-        resources: The values of each rank, rank by rank, in the order of `RESOURCES`.
-        complete: True if no rank of the job is missing.
-    """
+    """Combine the resources of all ranks into metrics of the job, without those that any rank lacks."""
     if not complete or not resources:
         return {}
     columns = {name: resources[place :: len(RESOURCES)] for place, name in enumerate(RESOURCES)}
     # The bytes of another rank may hold anything. `min` and `max` would overlook a NaN.
-    known = {name: column for name, column in columns.items() if all([0 <= value < LARGEST for value in column])}
-    figures = {name: combine(known[of]) for name, (of, combine) in JOB_FIGURES.items() if of in known}
+    complete_columns = {
+        name: column for name, column in columns.items() if all([0 <= value < LARGEST for value in column])
+    }
+    figures = {
+        name: combine(complete_columns[of]) for name, (of, combine) in JOB_FIGURES.items() if of in complete_columns
+    }
     return {name: float(f"{value:.6g}") for name, value in figures.items()}
 
 
 def by_rank(resources: "array[float]", ranks: Sequence[int], world_size: int) -> dict[str, tuple[float | None, ...]]:
-    """Return a dictionary with a tuple for each resource. A resource that no rank knows is left out.
-
-    A tuple has one value for each rank of the job. None stands for a missing rank, or for a value that the rank doesn't
-    know.
-    """
-    found = {}
+    """Return a value for each rank of the job, None if unknown. A resource that no rank knows is left out."""
+    values_by_name = {}
     for place, name in enumerate(RESOURCES):
         values = dict(zip(ranks, resources[place :: len(RESOURCES)], strict=True))
-        known = {rank: float(f"{value:.4g}") for rank, value in values.items() if 0 <= value < LARGEST}
-        if known:
-            found[name] = tuple([known.get(rank) for rank in range(world_size)])
-    return found
+        rounded = {rank: float(f"{value:.4g}") for rank, value in values.items() if 0 <= value < LARGEST}
+        if rounded:
+            values_by_name[name] = tuple([rounded.get(rank) for rank in range(world_size)])
+    return values_by_name
 
 
 def packed(resources: Mapping[str, float]) -> "array[float]":
-    """Return the values of a rank's resources as an array, in the order of `RESOURCES`.
+    """Pack the values in the order of `RESOURCES`.
 
     >>> packed({"cpu_cores": 1.5})
     array('f', [1.5, -1.0, -1.0, -1.0, -1.0])

@@ -21,48 +21,36 @@ from perf_callbacks.kernel.engine.work_model import LOOK_STEPS, WorkModel
 from perf_callbacks.kernel.records.fit_records import Record
 
 MOMENT_SECONDS = 0.05
-"""Maximum number of seconds that a thread waits while another thread reads steps."""
+"""Longest wait for another thread that reads steps."""
 
 DRAIN_SECONDS, DRAIN_STEPS = 1.0, 20
-"""Limits of the wait, at the end of a fit, for times that the device has not reported yet.
-
-The wait ends after `DRAIN_SECONDS`, or after `DRAIN_STEPS` times the longest step of the fit, whichever is later. After
-a failure, the wait lasts at most `DRAIN_SECONDS`.
-"""
+"""Longest waits for the device at a fit's end: seconds, or longest steps if these take longer and nothing has
+failed."""
 
 
 LONG_SECONDS = 5.0
-"""Only a step of at least this many seconds is looked at for a suspension of the process."""
+"""Only a step of at least this length is looked at for a suspension of the process."""
 
 
 class DeviceTimeline(Protocol):
-    """Times of the marks on the tape, measured by an accelerator's clock.
-
-    The times of a step arrive some time after its end, in the order of the steps. Times may get lost.
-    """
+    """Times of the marks by an accelerator's clock. They arrive some time after a step, in order, and may get lost."""
 
     def mark(self, mark: Mark) -> None:
         """Put a mark into the device's stream, after the work that was submitted so far."""
 
     def ready(self) -> list[tuple[float, ...] | str]:
-        """Return the seconds of each stage, for each step whose times have arrived.
-
-        If the times of a step were lost, the list has the reason for the loss instead.
-        """
+        """Return each stage's seconds for the steps whose times have arrived, or why a step's times were lost."""
         ...
 
     def capturing(self) -> bool:
-        """Return True while a CUDA graph or the like is captured. During a capture, `ready` returns no steps."""
+        """Return True while a CUDA graph or the like is captured. Meanwhile `ready` returns no steps."""
         ...
 
 
 class StepReader:
-    """Moves finished steps to the ledger once their times are known.
+    """Moves finished steps to the ledger once the device, or else the tape, has their times.
 
-    The times come from the device if it has a timeline, and otherwise from the tape.
-
-    The training thread writes marks and ends of steps without a lock. A thread that reads marks, ends of steps or the
-    ledger holds the lock.
+    The training thread writes without a lock. Who reads marks, ends of steps or the ledger holds the lock.
     """
 
     def __init__(
@@ -78,17 +66,12 @@ class StepReader:
         self._tape, self._ledger, self._observers, self._device = tape, ledger, observers, device
         self._tell, self._interrupted = tell, interrupted
         self.work = WorkModel()
-        """The work model, which gives the FLOPs of steps."""
         self.ended: deque[tuple[int, str | None, list[Batch]]] = deque()
-        """Steps that have ended, but whose marks were not read yet. Each entry has the number of the step, the reason
-        for its exclusion or None, and its batches."""
+        """Steps whose marks were not read yet: number, reason for exclusion or None, batches."""
         self.passed: deque[Step] = deque()
-        """Steps whose times are still on the device."""
         self.longest_step = 0.0
-        """Seconds of the longest step so far. The first step of a fit is ignored, because setup and compilation make
-        the first step longer."""
+        """Without the first step of a fit, which setup and compilation make longer."""
         self.longest_timed = 0.0
-        """Seconds of the longest step so far. Unlike in `longest_step`, the first step counts, too."""
         self._unseen: deque[Columns] = deque()  # steps that the observers have not received
         self._lock = RLock()
         self._reading = False
@@ -99,11 +82,7 @@ class StepReader:
 
     @contextmanager
     def alone(self) -> Iterator[bool]:
-        """Hold the lock within the block.
-
-        If another thread keeps the lock for `MOMENT_SECONDS`, the block runs without the lock, and gets False instead
-        of True.
-        """
+        """Hold the lock. The block gets False, and runs without, if another thread keeps it for `MOMENT_SECONDS`."""
         held = self._lock.acquire(timeout=MOMENT_SECONDS)
         try:
             yield held
@@ -112,11 +91,7 @@ class StepReader:
                 self._lock.release()
 
     def collect(self, *, show: bool = True) -> bool:
-        """Read the finished steps. Return True if the times of all finished steps are known.
-
-        A call in the middle of a step passes `show=False`. With `show=False`, the observers receive no steps until a
-        later call with `show=True`.
-        """
+        """Return True if all finished steps have their times. Within a step, `show=False` keeps them from observers."""
         with self.alone() as held:
             if not held or self._reading:  # a signal handler or finalizer may interrupt a call, and call this again
                 return False
@@ -137,7 +112,6 @@ class StepReader:
         return not self.passed
 
     def drain(self, clock: Callable[[], float], *, failed: bool) -> None:
-        """Wait at the end of a fit for times that the device has not reported yet."""
         began = clock()
         while not self.collect() and not (self._device is not None and self._device.capturing()):
             longest = self.longest_step or self.longest_timed  # a first step may compile for minutes
@@ -146,11 +120,9 @@ class StepReader:
             sleep(0.001)
 
     def write_early(self, emit: Callable[[Record], None]) -> None:
-        """Write the finished steps that the journal lacks. The watchdog's thread calls this method.
+        """Write the finished steps that the journal lacks, from the watchdog's thread.
 
-        The call reads a copy of the tape, and changes neither tape nor sums. Steps that are still on the tape are
-        written without FLOPs. The call doesn't query the device: a query might hang, or break a graph capture in the
-        training thread.
+        Tape and sums stay, and steps on the tape get no FLOPs. A query might hang the device, or break a graph capture.
         """
         with self.alone() as held:
             if held and not self._reading:
@@ -160,19 +132,16 @@ class StepReader:
                     emit(block)
 
     def tell_tokens(self, with_tokens: Callable[[Batch], Batch]) -> dict[int, int]:
-        """Store the function that counts tokens.
-
-        Return the token count of each earlier step that is already in the ledger, by the number of the step.
-        """
+        """Use this function from now on. Return the token counts of earlier steps that are in the ledger, by number."""
         self._with_tokens = with_tokens
         untold, self._untold = self._untold, {}
-        found = {number: self._find_tokens(number, batches) for number, batches in untold.items()}
-        tokens = {number: amount for number, amount in found.items() if amount is not None}
+        counts = {number: self._find_tokens(number, batches) for number, batches in untold.items()}
+        tokens = {number: amount for number, amount in counts.items() if amount is not None}
         self.passed = deque([step._replace(tokens=tokens.pop(step.number, step.tokens)) for step in self.passed])
         return tokens
 
     def lose_outstanding(self) -> None:
-        """Stop asking the device for times. Steps whose times are still on the device enter the ledger as lost."""
+        """Stop asking the device for times. Steps whose times are still there enter the ledger as lost."""
         self._enter(self._timed(["lost"] * len(self.passed)))
         self._device = None
 
@@ -180,9 +149,9 @@ class StepReader:
         written = self._tape.take()
         if self._observers.overriding["marks_read"]:
             self._observers.marks_read(written, [number for number, *_ in self.ended])
-        past, told = self._tape.read(written)
+        past, pauses = self._tape.read(written)
         ended = self.ended
-        for pause, stage, place in told:
+        for pause, stage, place in pauses:
             self._tell(
                 pause,
                 "other" if stage is Stage.UNDECIDED else stage.name.lower(),
@@ -205,20 +174,19 @@ class StepReader:
             self._ledger.enter(steps)
             times: Sequence[Any] = steps.step_seconds
             if any(steps.excluded):
-                known = [*zip(times, steps.excluded, strict=True)]
-                self.longest_timed = max([self.longest_timed, *[time for time, _ in known if time is not None]])
-                times = [time for time, reason in known if time is not None and reason not in BEGINNING]
+                pairs = [*zip(times, steps.excluded, strict=True)]
+                self.longest_timed = max([self.longest_timed, *[time for time, _ in pairs if time is not None]])
+                times = [time for time, reason in pairs if time is not None and reason not in BEGINNING]
             self.longest_step = max([self.longest_step, *times])
             self.longest_timed = max(self.longest_timed, self.longest_step)
         return steps
 
     def _reason(self, reason: str | None, seconds: float | None) -> str | None:
-        """Return the reason for excluding a step. A long step without a reason may contain a suspension."""
+        """A long step without a reason may contain a suspension."""
         long = reason is None and seconds is not None and seconds >= LONG_SECONDS
         return SUSPENDED if long and self._observers.suspended(seconds or 0.0) else reason
 
     def _finish(self, past: Past) -> Columns:
-        """Return the columns of the steps whose marks were read, and remove these steps from `ended`."""
         ended = map(deque.popleft, repeat(self.ended, len(past.calls)))
         number, excluded, batches = zip(*ended, strict=True)
         self.work.look(number[-1])
@@ -241,7 +209,6 @@ class StepReader:
         )
 
     def _wait(self, past: Past) -> None:
-        """Put the steps of `past` into the queue `passed`, where the steps wait for their times from the device."""
         self._unlooked += len(past.calls)
         if self._unlooked >= LOOK_STEPS:
             self._unlooked = 0
@@ -257,41 +224,34 @@ class StepReader:
         self.work.settle()
 
     def _timed(self, times: Sequence[tuple[float, ...] | str]) -> Columns | None:
-        """Remove the oldest steps from the queue `passed`, and return them with their times from the device.
+        """Return the oldest steps of the queue with their times from the device, or with the reason of their loss.
 
-        If the times of a step were lost, `times` has the reason instead. After an interrupt, the device may report
-        times of steps that were never queued. If `times` is longer than the queue, the first entries of `times` are
-        ignored.
+        After an interrupt, there may be times of steps that were never queued: the first of too many are ignored.
         """
         times = times[max(0, len(times) - len(self.passed)) :]
-        return Columns.of([_with_times(self.passed.popleft(), seconds) for seconds in times]) if times else None
+        return Columns.from_steps([_with_times(self.passed.popleft(), seconds) for seconds in times]) if times else None
 
     def _early(self, past: Past) -> Columns | None:
-        """Return the ended steps, with the values that are known so far.
-
-        The watchdog's thread may call `_early`, because `_early` changes no state.
-        """
+        """Return the ended steps as far as they are known. The watchdog's thread may call this: it changes no state."""
         ended = [self.ended[place] for place in range(len(past.calls))]
         steps, last = [], self._batch
         for (number, excluded, batches), seconds, calls in zip(ended, past.rows, past.calls, strict=True):
             last = batches[0] if batches else last
-            known = [plus(*[batch[place] for batch in batches]) for place in (0, 1)]  # useful tokens may be on a device
-            samples, tokens = known if batches else _without(last, calls)[:2]
+            # useful tokens may be on a device
+            amounts = [plus(*[batch[place] for batch in batches]) for place in (0, 1)]
+            samples, tokens = amounts if batches else _without(last, calls)[:2]
             steps.append(Step(number, excluded, samples, tokens, None, None, 0.0, 0.0, seconds))
-        return Columns.of(steps) if steps else None
+        return Columns.from_steps(steps) if steps else None
 
     def _through(self, batches: list[Batch], calls: Calls) -> tuple[int | None, int | None, Any]:
-        """Return samples, tokens and useful tokens of a step. Store the step's first batch for `_without`."""
+        """Return samples, tokens and useful tokens of a step. Store its first batch for `_without`."""
         if not batches:
             return _without(self._batch, calls)
         self._batch = batches[0]
         return together(batches)
 
     def _find_tokens(self, number: int, batches: list[Batch], tokens: int | None = None) -> int | None:
-        """Return the number of tokens of a step.
-
-        If the batches were read before the tensor of token ids was known, their tokens are counted now.
-        """
+        """Count the tokens now if the batches were read before the tensor of token ids was known."""
         if tokens is not None or not batches:
             return tokens
         if self._with_tokens is not None:
@@ -303,10 +263,7 @@ class StepReader:
     def _efforts(
         self, numbers: Sequence[int], batches: Sequence[list[Batch]], calls: Sequence[Calls], *, alike: bool
     ) -> Sequence[StepFlops | None]:
-        """Return the FLOPs of each step.
-
-        `work.of` is called for each step with unknown FLOPs, because `work.of` counts these steps by reason.
-        """
+        """Ask for each step with unknown FLOPs, because `work.of` counts these steps by reason."""
         first = self._effort(numbers[0], batches[0], calls[0])
         if alike and first is not None and not self.work.trainable_changed and calls.count(calls[0]) == len(calls):
             return (first,) * len(numbers)
@@ -317,28 +274,17 @@ class StepReader:
 
 
 def _alike(steps: Sequence[list[Batch]]) -> bool:
-    """Return True if all batches of the steps are the same object, and all steps have equally many batches.
-
-    Batches are not compared by value, because their values may be on a device.
-    """
+    """Compare identities and numbers of batches, not values, which may be on a device."""
     every = [*chain.from_iterable(steps)]
     return len({*map(len, steps)}) == 1 and all(map(is_, every, repeat(every and every[0])))
 
 
 def _without(last: Batch, calls: Calls) -> tuple[int | None, int | None, Any]:
-    """Return samples, tokens and useful tokens of a step that loaded no new batch.
-
-    If the step ran a backward, all amounts are unknown (None), because the step used an earlier batch again. In a step
-    without a backward, an amount is 0 if `last` knows this amount, and None otherwise.
-    """
+    """Without a new batch, a backward used an earlier one: amounts are unknown. Otherwise known ones are 0."""
     return (None, None, None) if calls.backwards else nothing(last)
 
 
 def _with_times(step: Step, seconds: tuple[float, ...] | str) -> Step:
-    """Return a step with its times from the device.
-
-    If `seconds` is a reason instead of times, the step is excluded for this reason.
-    """
     if isinstance(seconds, str):
         return step._replace(seconds=None, excluded=seconds)
     return step._replace(seconds=seconds)

@@ -10,36 +10,31 @@ from perf_callbacks.kernel.engine.stages import STAGES, Stage
 from perf_callbacks.kernel.records.fit_records import Steps
 
 UNSEEN: float = 0
-"""Seconds of a stage that was never entered: the integer 0. The seconds of a stage that was entered are a float."""
+"""The integer of a stage that was never entered. The seconds of a stage that was entered are a float."""
 
 BLOCK = 256
-"""Maximum number of steps that are kept one by one. Kept steps are added up about once a second, and as soon as there
-are `BLOCK` kept steps."""
+"""Most steps that are kept one by one. They are added up then, and about once a second."""
 
 WATCHED_BLOCK = 64
-"""Value that replaces `BLOCK` while an observer wants `steps_measured` to be called."""
+"""Replaces `BLOCK` while an observer wants `steps_measured`."""
 
 
 _TIMES = {stage: f"{stage.name.lower()}_time" for stage in STAGES}
 
 NEVER = sys.maxsize
-"""Number of a step that is never reached."""
 
 COUNTED = "counted"
-"""Reason for excluding the step in which FLOPs are counted for the first time. All ranks exclude the same step."""
+"""FLOPs are counted for the first time. All ranks exclude the same step."""
 
 RECOUNTED = "recounted"
-"""Reason for excluding a step in which FLOPs are counted again, for example for a new shape.
-
-Windows still include a recounted step, because ranks may recount FLOPs at different steps.
-"""
+"""FLOPs are counted again, such as for a new shape. Windows include the step: ranks may recount at different steps."""
 
 PROFILED = "profiled"
-"""Reason for excluding a step in which a rank runs torch.profiler. All ranks exclude the same steps."""
+"""A rank runs torch.profiler. All ranks exclude the same steps."""
 
 
 SUSPENDED = "suspended"
-"""Reason for excluding a step during which the whole process was suspended, for example by SIGSTOP."""
+"""The whole process was suspended, for example by SIGSTOP."""
 
 
 class StepFlops(NamedTuple):
@@ -48,27 +43,26 @@ class StepFlops(NamedTuple):
     model_flops: int
     hardware_flops: int
     ideal_seconds: float | None = None
-    """Seconds that `model_flops` take if each number format, such as bfloat16, runs at its peak. None: unknown."""
+    """Of `model_flops`, if each number format, such as bfloat16, runs at its peak. None: unknown."""
 
 
 class Step(NamedTuple):
     """A finished optimizer step."""
 
     number: int
-    """The trainer's count of optimizer steps at the end of this step."""
+    """The trainer's count at the end of this step."""
     excluded: str | None
-    """Reason why metrics leave out the step. None means that metrics include the step."""
+    """Why metrics leave out the step. None: they include it."""
     samples: int | None
     tokens: int | None
     useful_tokens: Any
-    """Number of tokens that the attention mask keeps, as in `Batch.useful_tokens`."""
+    """Tokens that the attention mask keeps, as in `Batch.useful_tokens`."""
     effort: StepFlops | None
-    """FLOPs of the step; None: unknown."""
     pause_seconds: float
-    """Seconds of garbage collection, by the host's clock."""
+    """Of garbage collection, by the host's clock."""
     longest_pause: float
     seconds: Sequence[float] | None
-    """Seconds of each stage, in the order of `STAGES`. None means that the step's times were lost."""
+    """In the order of `STAGES`. None: the step's times were lost."""
 
 
 class Columns(NamedTuple):
@@ -83,12 +77,11 @@ class Columns(NamedTuple):
     pause_seconds: Sequence[float]
     longest_pause: Sequence[float]
     step_seconds: Sequence[float | None]
-    """Seconds of each step: the sum of its stages. None stands for a step whose times were lost."""
     stages: Sequence[Sequence[Any]]
-    """One column for each stage in `STAGES`, with the stage's seconds in each step. None: the times were lost."""
+    """One column for each stage in `STAGES`. None: the times were lost."""
 
     @classmethod
-    def of(cls, steps: Sequence[Step]) -> "Columns":
+    def from_steps(cls, steps: Sequence[Step]) -> "Columns":
         *columns, seconds = zip(*steps, strict=True)
         lost = (None,) * len(STAGES)
         stages = [*zip(*[stages or lost for stages in seconds], strict=True)]
@@ -103,22 +96,19 @@ class Columns(NamedTuple):
 
     @property
     def rows(self) -> list[Step]:
-        """Return the steps as a list of `Step`."""
         *columns, times, stages = self
         seconds = zip(*stages, strict=True)
-        known = [None if time is None else stages for time, stages in zip(times, seconds, strict=True)]
-        return [*map(Step._make, zip(*columns, known, strict=True))]
+        rows = [None if time is None else stages for time, stages in zip(times, seconds, strict=True)]
+        return [*map(Step._make, zip(*columns, rows, strict=True))]
 
     @property
     def included(self) -> "Columns":
         return self.only([reason is None for reason in self.excluded]) if any(self.excluded) else self
 
     def cut(self, start: int, stop: int | None = None) -> "Columns":
-        """Return the steps from index `start` up to, but not including, index `stop`."""
         return self._each(lambda column: column[start:stop])
 
     def only(self, wanted: Sequence[bool]) -> "Columns":
-        """Return the steps for which `wanted` is True."""
         return self._each(lambda column: [*compress(column, wanted)])
 
     def _each(self, change: Callable[[Sequence[Any]], Sequence[Any]]) -> "Columns":
@@ -131,11 +121,7 @@ def _one_column(parts: Sequence[Sequence[Any]]) -> list[Any]:
 
 
 class Totals:
-    """Sums over steps.
-
-    If the samples of any step are unknown, the sum of samples is unknown. If the tokens of any step are unknown, the
-    sum of tokens is unknown.
-    """
+    """Sums over steps. If the samples, or tokens, of any step are unknown, their sum is unknown."""
 
     def __init__(self) -> None:
         self.steps = 0
@@ -143,11 +129,9 @@ class Totals:
         self.samples: int | None = 0
         self.known_tokens = 0
         self.untold_steps = 0
-        """Number of steps whose tokens are unknown, or not known yet."""
         self.useful_tokens: Any = 0
         self.effort = StepFlops(0, 0, 0.0)
-        """Sum of the FLOPs over all steps whose FLOPs are known. `effort_steps` and `effort_seconds` cover only steps
-        whose FLOPs are known."""
+        """Over the `effort_steps` steps whose FLOPs are known, which took `effort_seconds`."""
         self.effort_steps = 0
         self.effort_seconds = 0.0
         self.pause_seconds = 0.0
@@ -155,7 +139,6 @@ class Totals:
 
     @property
     def tokens(self) -> int | None:
-        """Tokens of all steps. None means that the tokens of at least one step are unknown."""
         return None if self.untold_steps else self.known_tokens
 
     def tell_tokens(self, tokens: int) -> None:
@@ -167,7 +150,6 @@ class Totals:
         return sum(self.seconds)
 
     def add(self, steps: Columns) -> None:
-        """Add steps whose seconds are known."""
         if not steps.number:
             return
         self.add_amounts(steps)
@@ -179,30 +161,29 @@ class Totals:
         self.longest_pause = max(self.longest_pause, *steps.longest_pause)
 
     def add_amounts(self, steps: Columns) -> None:
-        """Add the number, the samples and the tokens of steps. Leave out their seconds, which may be unknown."""
+        """Add steps without their seconds, which may be unknown."""
         self.steps += len(steps.number)
         self.samples = sum_of(steps.samples, self.samples)
         self.known_tokens += sum(filter(None, steps.tokens))
         self.untold_steps += steps.tokens.count(None)
 
     def _add_flops(self, steps: Columns) -> None:
-        known: list[StepFlops] = [*filter(None, steps.effort)]
-        if not known:
+        efforts: list[StepFlops] = [*filter(None, steps.effort)]
+        if not efforts:
             return
         seconds: Sequence[Any] = steps.step_seconds
-        amounts: Iterable[Any] = zip(*known, strict=True)
+        amounts: Iterable[Any] = zip(*efforts, strict=True)
         if alike(steps.effort):
-            amounts = [[amount and amount * len(known)] for amount in known[0]]
+            amounts = [[amount and amount * len(efforts)] for amount in efforts[0]]
         model, hardware, ideal = amounts
         before = self.effort
         self.effort = StepFlops(
             sum(model, before.model_flops), sum(hardware, before.hardware_flops), sum_of(ideal, before.ideal_seconds)
         )
-        self.effort_steps += len(known)
-        self.effort_seconds += sum(seconds if len(known) == len(seconds) else compress(seconds, steps.effort))
+        self.effort_steps += len(efforts)
+        self.effort_seconds += sum(seconds if len(efforts) == len(seconds) else compress(seconds, steps.effort))
 
     def merge(self, other: "Totals") -> None:
-        """Add the sums in `other`. No step may be in both `Totals`."""
         self.steps += other.steps
         self.seconds = [a + b for a, b in zip(self.seconds, other.seconds, strict=True)]
         self.samples = plus(self.samples, other.samples)
@@ -216,13 +197,13 @@ class Totals:
         self.longest_pause = max(self.longest_pause, other.longest_pause)
 
     def settle(self) -> None:
-        """Wait until the device has computed the number of useful tokens. Only rows and summaries call `settle`."""
+        """Wait until the device has computed the useful tokens. Only rows and summaries call this."""
         if self.useful_tokens is not None:
             self.useful_tokens = int(self.useful_tokens)
 
 
 def plus(*amounts: Any) -> Any:
-    """Return the sum of the amounts, or None if an amount is None.
+    """Add, unless an amount is None.
 
     >>> plus(1, 2, 3), plus(1, None)
     (6, None)
@@ -231,7 +212,7 @@ def plus(*amounts: Any) -> Any:
 
 
 def alike(column: Sequence[Any]) -> bool:
-    """Return True if all values of a non-empty column are equal.
+    """Compare all values of a non-empty column.
 
     >>> alike([1, 1]), alike([1, 2])
     (True, False)
@@ -240,7 +221,7 @@ def alike(column: Sequence[Any]) -> bool:
 
 
 def sum_of(amounts: Sequence[Any], start: Any = 0) -> Any:
-    """Return the sum of plain Python numbers, or None if a number is None.
+    """Add plain Python numbers.
 
     >>> sum_of([1, 2, 3]), sum_of([1, None])
     (6, None)
@@ -250,36 +231,28 @@ def sum_of(amounts: Sequence[Any], start: Any = 0) -> Any:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class KnownParts:
-    """Says which parts of a step are measured. Metrics show only measured parts."""
+    """Which parts of a step are measured. Metrics show only these."""
 
     gc_timed: bool
-    """True if garbage collections are measured."""
     gc_staged: bool
-    """True if the time of garbage collections is a separate stage. With a device timeline, `gc_staged` is False."""
+    """False with a device timeline: garbage collections are then no stage of their own."""
     waits_timed: bool
-    """True if waits in collectives are measured. A device timeline measures only waits of the training stream."""
+    """A device timeline measures only waits of the training stream."""
     staged: bool = True
-    """False if the device computes asynchronously and can't report times. If `staged` is False, only whole steps have
-    times."""
+    """False: only whole steps have times, as the device computes asynchronously and can't report times."""
     processes: int
-    """Number of processes that train. If several processes train, the rates of the job come from windows, which hold
-    sums over all ranks."""
+    """Processes that train. With several, the job's rates come from windows, which hold sums over all ranks."""
     devices: float | None
-    """Number of devices that work on the samples of this process. This number includes devices of other ranks that
-    train on the same samples, as under tensor parallelism. None: it is unknown which ranks share samples."""
+    """That share this process' samples, on other ranks too, as under tensor parallelism. None: it is unknown which."""
 
     def stages(self, seconds: Sequence[float]) -> list[tuple[Stage, str]]:
-        """Return the stages that were timed. Each stage comes with the name that its time has in metrics and journal.
-
-        A stage that was never entered is left out, because the trainer may run the stage unnoticed.
-        """
+        """Name the timed stages. One that was never entered is left out: the trainer may run it unnoticed."""
         timed = {Stage.GC: self.gc_staged, Stage.COMMUNICATION: self.waits_timed}  # 0 is then a measured time
         shown = STAGES if self.staged else ()
         return [(stage, _TIMES[stage]) for stage in shown if timed.get(stage) or isinstance(seconds[stage], float)]
 
 
 def record(steps: Columns, shown: KnownParts) -> Steps:
-    """Return the journal record of these steps."""
     times = steps.stages
     if any(steps.excluded) and None in steps.step_seconds:
         times = [[time for time in stage if time is not None] for stage in times]

@@ -16,13 +16,10 @@ class Past(NamedTuple):
     """Steps that were read from the tape, in columns."""
 
     stages: Sequence[list[float]]
-    """One column for each stage in `STAGES`, with the stage's seconds in each step."""
     pauses: list[tuple[float, ...]]
-    """Seconds of each garbage collection, in one tuple per step."""
+    """Of each garbage collection, in one tuple per step."""
     calls: list[Calls]
-    """Number of forwards and backwards in each step."""
     seconds: list[float]
-    """Seconds of each step: the sum of its stages."""
 
     @property
     def rows(self) -> list[tuple[float, ...]]:
@@ -30,24 +27,21 @@ class Past(NamedTuple):
 
 
 PlacedPause = tuple[Pause, Stage, int]
-"""A garbage collection, the stage during the collection, and the index of the step in the result of `read`."""
+"""A garbage collection, its stage, and the index of the step in the result of `read`."""
 
 
 class Tape:
     """A list in which each mark is followed by its time. A garbage collection is a mark whose time is None.
 
-    To write a mark, call `write` with the pair of the mark and its time. As a rule, `write` is the method `extend` of
-    the list. A call of `extend` is fast, and no garbage collection can interrupt the call.
+    `write` is, as a rule, the method `extend` of the list: fast, and no garbage collection can interrupt the call.
     """
 
     def __init__(self, echo: Callable[[Mark], object] | None = None) -> None:
         self.pairs: list[Any] = []
-        """Marks that were not read yet. Each mark is followed by its time."""
         self._echo = echo
         self._follower: StageTracker | None = None
         self.write: Callable[[tuple[Any, Any]], object] = _nowhere
-        """Function that writes the pair of a mark and its time. While marks are ignored, the function drops the
-        pair."""
+        """Drops the pair while marks are ignored."""
         self._tracker = StageTracker()
         self._last = 0.0
         self._seconds: list[float] = [UNSEEN] * len(Stage)
@@ -55,8 +49,7 @@ class Tape:
         self._since: list[Pause] = []
         self._pauses: list[float] = []
         self.part: str | None = None
-        """Name of the current part of the stage `OTHER`, such as "generation". None: the training thread is in no named
-        part."""
+        """Current part of the stage `OTHER`, such as "generation". None: no named part."""
 
     def begin(self, now: float) -> None:
         self._last = now
@@ -66,12 +59,12 @@ class Tape:
         self.write = self.pairs.extend if self._echo is None and self._follower is None else self._write_and_echo
 
     def ignore(self) -> None:
-        """Drop the marks that are written from now on. Garbage collections are kept."""
+        """Drop the marks from now on. Garbage collections are kept."""
         self.write = _nowhere
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Drop all marks that are written within the block, because the block is not part of the training."""
+        """Drop the marks of the block, because it is not part of the training."""
         before = self.write
         self.ignore()
         try:
@@ -81,7 +74,7 @@ class Tape:
                 self.listen()
 
     def follow(self) -> StageTracker:
-        """Return a tracker that follows each new mark. Tracking is slow, so stop it after a single step."""
+        """Return a tracker that follows each new mark. Tracking is slow: stop it after a single step."""
         follower = StageTracker()
         follower.resume(self._tracker)
         for mark in self.pairs[::2]:
@@ -96,7 +89,6 @@ class Tape:
         return follower
 
     def unfollow(self) -> None:
-        """Stop the tracker that `follow` returned."""
         self._follower = None
         if self.write is not _nowhere:
             self.listen()
@@ -112,33 +104,26 @@ class Tape:
             self._echo(pair[0])
 
     def take(self) -> list[Any]:
-        """Remove all marks and times from the tape, and return them for `read`."""
         written = self.pairs[:]
         del self.pairs[: len(written)]
         return written
 
     def read(self, written: list[Any] | None = None) -> tuple[Past, list[PlacedPause]]:
-        """Return the steps that ended, and the garbage collections.
-
-        `written` is a list that `take` has returned. By default, `read` itself calls `take`.
-        """
+        """Return the steps that ended, and the garbage collections. `written` is what `take` has returned."""
         written = self.take() if written is None else written
         marks, times = written[::2], written[1::2]
         done = Past([[] for _ in STAGES], [], [], [])
-        told: list[PlacedPause] = []
+        pauses: list[PlacedPause] = []
         for start, stop, width in _runs(marks):
             first = marks[start : start + width]
             if width and not self._begun and not any([type(mark) is Pause for mark in first]):
                 self._alike(first, times[start:stop], done)
             else:
-                self._one_by_one(marks[start:stop], times[start:stop], done, told)
-        return done, told
+                self._one_by_one(marks[start:stop], times[start:stop], done, pauses)
+        return done, pauses
 
     def turned(self) -> tuple[Stage, float]:
-        """Return the current stage of the training thread, and the time of the newest mark.
-
-        Any thread may call this method. The marks stay on the tape.
-        """
+        """Return the current stage of the training thread, and the time of the newest mark, from any thread."""
         tracker, last = StageTracker(), self._last
         tracker.stage, tracker.before = self._tracker.stage, self._tracker.before[:]
         pairs = self.pairs[:]
@@ -151,7 +136,7 @@ class Tape:
         return tracker.stage, last
 
     def step_began(self) -> float:
-        """Return the time at which the current step began. Any thread may call this method."""
+        """Any thread may call this."""
         pairs = self.pairs[:]
         marks = pairs[::2]
         if END in marks:
@@ -159,7 +144,7 @@ class Tape:
         return self._last - sum(self._seconds)
 
     def peek(self) -> Past:
-        """Return the steps that ended since the last `read`. The marks stay on the tape for the next `read`."""
+        """Return the steps that ended since the last `read`, and leave the marks on the tape."""
         copy = Tape()
         copy.pairs = self.pairs[:]
         copy._tracker.stage, copy._tracker.before = self._tracker.stage, self._tracker.before[:]
@@ -168,10 +153,7 @@ class Tape:
         return copy.read()[0]
 
     def _alike(self, marks: list[Mark], times: list[float], done: Past) -> None:
-        """Read steps that have equal marks.
-
-        Handling these steps column by column is faster than handling them one by one.
-        """
+        """Read steps that have equal marks: column by column is faster than one by one."""
         width, steps = len(marks), len(times) // len(marks)
         columns: list[list[float]] = [[]] * len(Stage)
         owners = [self._tracker.turn(mark) for mark in marks]
@@ -191,10 +173,10 @@ class Tape:
         done.pauses.extend([()] * steps)
         done.calls.extend([self._tracker.take_calls()] * steps)
 
-    def _one_by_one(self, marks: list[Any], times: list[Any], done: Past, told: list[PlacedPause]) -> None:
+    def _one_by_one(self, marks: list[Any], times: list[Any], done: Past, pauses: list[PlacedPause]) -> None:
         for mark, time in zip(marks, times, strict=True):
             if type(mark) is Pause:
-                self._pause(mark, told, len(done.calls))
+                self._pause(mark, pauses, len(done.calls))
                 continue
             owner = self._tracker.turn(mark)
             self._seconds[owner] += time - self._last
@@ -211,19 +193,16 @@ class Tape:
                 self._seconds = [UNSEEN] * len(Stage)
                 self._pauses = []
 
-    def _pause(self, pause: Pause, told: list[PlacedPause], step: int) -> None:
+    def _pause(self, pause: Pause, pauses: list[PlacedPause], step: int) -> None:
         stage = self._tracker.stage
-        told.append((pause, stage, step))
+        pauses.append((pause, stage, step))
         self._begun = True  # the rest of the step has to be read mark by mark
         if pause.here and stage is not _ASIDE:
             self._pauses.append(pause.seconds)
             self._since.append(pause)
 
     def _carve(self, stage: Stage, until: float) -> None:
-        """Subtract the time of garbage collections from `stage`, and add this time to the stage `GC`.
-
-        Collections that began at `until` or later wait for the next call.
-        """
+        """Move garbage collections that began before `until` from `stage` to the stage `GC`."""
         for pause in self._since:
             if pause.start < until:
                 self._seconds[stage] -= pause.seconds
@@ -231,16 +210,11 @@ class Tape:
         self._since = [pause for pause in self._since if pause.start >= until]
 
 
-def _nowhere(_pair: object) -> None:
-    """Drop a pair."""
+def _nowhere(_pair: object) -> None: ...
 
 
 def _runs(marks: list[Any]) -> Iterator[tuple[int, int, int]]:
-    """Find series of steps with equal marks.
-
-    Yield three numbers for each series: the index of its first mark, the index after its final mark, and the number of
-    marks per step. The marks of an unfinished step form a series whose third number is 0.
-    """
+    """Find series of equal steps: first index, index after the last, marks per step (0: an unfinished step)."""
     start = 0
     while start < len(marks):
         try:

@@ -1,4 +1,4 @@
-"""Offer this rank's part of each window to the other ranks, and receive the sums over all ranks."""
+"""Offers this rank's part of each window to the other ranks, and receives the sums over all ranks."""
 
 from array import array
 from collections.abc import Callable
@@ -11,7 +11,7 @@ from perf_callbacks.kernel.engine.windows import JobSettings, Part
 from perf_callbacks.kernel.records.fit_records import Record, Run, Window
 
 MOST_STEPS = 1000
-"""Maximum length of a window whose parts carry signals. Parts of longer windows carry no signals."""
+"""Parts of longer windows carry no signals."""
 
 
 class Ranks(Protocol):
@@ -19,44 +19,33 @@ class Ranks(Protocol):
 
     @property
     def job_settings(self) -> JobSettings | None:
-        """Settings that rank 0 has chosen for all ranks of this fit. None: the settings are not known yet."""
+        """Rank 0's settings for all ranks of this fit. None: not known yet."""
 
-    def agree(self) -> JobSettings | None:
-        """Wait a moment for the settings of rank 0. Return the settings, or None if they have not arrived."""
-        ...
+    def agree(self) -> JobSettings | None: ...
 
     @property
-    def window(self) -> int | None:
-        """Number of optimizer steps per window.
-
-        None means that ranks exchange no windows, or that the number is not known yet.
-        """
+    def window(self) -> int | None: ...
 
     @property
-    def latest(self) -> Window | None:
-        """The newest window that this rank has received, with the sums over all ranks. None before the first window."""
+    def latest(self) -> Window | None: ...
 
     @property
-    def signals(self) -> bool:
-        """True if it is known that parts carry signals."""
-        ...
+    def signals(self) -> bool: ...
 
-    def offer(self, part: Part) -> None:
-        """Offer this rank's part of a window to the other ranks."""
+    def offer(self, part: Part) -> None: ...
 
     def take(self) -> list[Window]:
-        """Return the windows that this rank must write to its journal. Each window is returned only once."""
+        """Return, once, the windows that this rank must write to its journal."""
         ...
 
-    def close(self) -> None:
-        """End the exchange with the other ranks."""
+    def close(self) -> None: ...
 
 
 class WindowSharing:
     """Adds up the steps of each window, offers the sums to the other ranks, and writes the windows of all ranks.
 
-    A window is not offered to the other ranks if its first step ended before the window length was known. Without
-    `ranks`, nothing is exchanged. In a job with one rank, the rank uses its own proposals immediately.
+    A window is not offered if its first step ended before the length was known. A single rank uses its own proposals at
+    once.
     """
 
     def __init__(
@@ -75,29 +64,23 @@ class WindowSharing:
         """True: it is unknown which ranks share samples, so the amounts of the job are unknown."""
         self._announced: Window | None = None
         self.due: int | None = None
-        """Number of the step that completes the current window. None: there are no windows."""
+        """The step that completes the current window. None: there are no windows."""
         self.length: int | None = None
-        """Number of optimizer steps per window. None: there are no windows."""
         self.signals = False
         """True if parts carry signals. Signals also cover the excluded steps of a window."""
         self.complete: list[Part] = []
-        """Parts of complete windows that were not offered to the other ranks yet."""
         self._start = self._seen = run.step
         self._begin(run.step)
 
     @property
     def latest(self) -> Window | None:
-        """The newest window that this rank has received, with the sums over all ranks."""
         return self._ranks.latest if self._ranks is not None else None
 
     def exchange(self, step: int) -> None:
-        """Offer parts of complete windows to the other ranks, and write received windows.
-
-        `step` is the number of the most recent finished step.
-        """
+        """Offer parts of complete windows, and write received ones. `step` is the most recent finished step."""
         if self._ranks is None:
             if self._run.world_size == 1:
-                self._observers.agreed(self._observers.asks, step)
+                self._observers.adopted(self._observers.proposals, step)
             return
         complete, self.complete = self.complete, []
         for part in complete:
@@ -110,23 +93,21 @@ class WindowSharing:
             self._announce()
 
     def _announce(self) -> None:
-        """Tell the observers which values all ranks use, and from which step on."""
         latest = self.latest
         if latest is None or latest is self._announced:
             return
         self._announced = latest
         for step in sorted({*latest.holds.values()}):
             names = [name for name in latest.asks if latest.holds.get(name) == step]
-            self._observers.agreed({name: latest.asks[name] for name in names}, step)
+            self._observers.adopted({name: latest.asks[name] for name in names}, step)
 
     def use(self, length: int | None) -> None:
-        """Use windows of `length` steps from now on. If the length changes, a new window begins."""
+        """If the length changes, a new window begins."""
         if length != self.length:
             self.length = length
             self._begin(self._seen)
 
     def add(self, steps: Columns) -> None:
-        """Add one or more finished steps, in the order of the steps."""
         self._seen = steps.number[-1]
         if self.length is None:
             return
@@ -166,16 +147,13 @@ class WindowSharing:
             useful_tokens=None if ambiguous else totals.useful_tokens,
             model_flops=totals.effort.model_flops if totals.effort_steps == totals.steps else None,
             hardware_flops=totals.effort.hardware_flops if totals.effort_steps == totals.steps else None,
-            asks=self._observers.asks,
+            asks=self._observers.proposals,
             resources=self._observers.resources(),
             signals=self._signals(window * length + 1, length),
         )
 
     def _signals(self, first: int, length: int) -> dict[str, "array[float]"]:
-        """Return the signals of the window, each under its name.
-
-        A signal has one value per step of the window, in seconds.
-        """
+        """Return the window's signals by name: seconds of each step."""
         if not self.signals or not self._steps:
             return {}
         steps = Columns.joined(self._steps)
@@ -189,10 +167,7 @@ class WindowSharing:
 
 
 def _belonging(steps: Columns) -> Columns:
-    """Return the steps that count in windows.
-
-    Windows count the included steps, and the steps that are excluded for the reason `RECOUNTED`.
-    """
+    """Keep the steps that count in windows: the included ones, and those excluded as `RECOUNTED`."""
     if not any(steps.excluded):
         return steps
     reasons = zip(steps.excluded, steps.step_seconds, strict=True)

@@ -1,1 +1,1 @@
-"""One fit: its recorder, its place, its environment, and the interface of checklist items."""
+"""One fit: its recorder, place, environment, and the interface of checklist items."""

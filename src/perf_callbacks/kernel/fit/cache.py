@@ -1,4 +1,4 @@
-"""Directory in the user's cache in which the package stores measurements of this machine."""
+"""Measurements of this machine, in the user's cache."""
 
 import os
 from pathlib import Path
@@ -7,7 +7,6 @@ from perf_callbacks.kernel.foreign_errors import suppress
 
 
 def cache_directory() -> Path:
-    """Return the path of the directory `perf_callbacks` in the user's cache directory."""
     with suppress(RuntimeError):  # the user has no home directory: nothing is stored
         return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "perf_callbacks"
     return Path(os.devnull) / "perf_callbacks"

@@ -20,25 +20,18 @@ _processes: set[int] = set()  # the process ids whose first fit has begun: a for
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Chain:
-    """Times of a run up to the beginning of its current attempt. None stands for an unknown time."""
+    """Times of a run up to the beginning of its current attempt. None: unknown."""
 
     resumed: bool
-    """True if the attempt continues from a checkpoint."""
     first_unix: float | None
-    """Unix time at which the process of the first attempt started."""
+    """Start of the first attempt's process."""
     elapsed_seconds: float | None
-    """Seconds from `first_unix` to the beginning of the current attempt."""
+    """From `first_unix` to the beginning of the current attempt."""
     productive_seconds: float | None
-    """Seconds that the run's optimizer steps before the checkpoint took."""
+    """Of the run's optimizer steps before the checkpoint."""
 
     def state(self, run: Run, seconds: float | None, productive: float | None) -> dict[str, float | None]:
-        """Return the counters that a checkpoint has to store.
-
-        Args:
-            run: The journal record that opened the current attempt.
-            seconds: Seconds since this record. None: unknown.
-            productive: Seconds of this attempt's steps. None: unknown.
-        """
+        """Return what a checkpoint stores: `seconds` are those since `run` was written, `productive` those of steps."""
         return {
             "started_unix": run.started_unix,
             "first_unix": self.first_unix,
@@ -47,32 +40,18 @@ class Chain:
         }
 
     def ettr(self, seconds: float, productive: float) -> float | None:
-        """Return the effective training time ratio (ETTR): the productive seconds divided by the elapsed seconds.
-
-        Productive seconds are the time of all steps whose work was not lost. Elapsed seconds are the time since the
-        process of the first attempt started.
-
-        The arguments are those of `state`.
-        """
+        """Return the effective training time ratio: time of steps that were not lost, since the first process began."""
         elapsed, steps = plus(self.elapsed_seconds, seconds), plus(self.productive_seconds, productive)
         return None if not elapsed or steps is None else min(1.0, steps / elapsed)
 
 
 def before(carried: Mapping[str, Any] | None, step: int, run: Run) -> Chain:
-    """Return the times of a run up to the start of an attempt. The checkpoint's counters hold the times.
-
-    The times are unknown if the counters belong to an earlier step, as after training without the callback.
-
-    Args:
-        carried: Counters of the checkpoint. None: a fresh start.
-        step: Number of optimizer steps done before the attempt.
-        run: The journal record that opens the attempt.
-    """
+    """Return the times up to an attempt; unknown if the counters are of an earlier step, as after other training."""
     if step == 0 and carried is None:
         own = run.process_seconds or 0.0
         return Chain(resumed=False, first_unix=run.started_unix - own, elapsed_seconds=own, productive_seconds=0.0)
-    found = [number(carried or {}, name) for name in ("first_unix", "elapsed_seconds", "productive_seconds")]
-    first, elapsed, productive = found if (carried or {}).get("step") == step else (None, None, None)
+    counters = [number(carried or {}, name) for name in ("first_unix", "elapsed_seconds", "productive_seconds")]
+    first, elapsed, productive = counters if (carried or {}).get("step") == step else (None, None, None)
     if first is None or elapsed is None or productive is None:
         return Chain(resumed=True, first_unix=None, elapsed_seconds=None, productive_seconds=None)
     now = max(elapsed, run.started_unix - first)  # the wall clock may have been set back
@@ -80,18 +59,14 @@ def before(carried: Mapping[str, Any] | None, step: int, run: Run) -> Chain:
 
 
 def number(carried: Mapping[str, Any], name: str) -> float | None:
-    """Return a counter of a checkpoint. None: the checkpoint lacks the counter, or the value is impossible."""
+    """None: the checkpoint lacks the counter, or the value is impossible."""
     value = carried.get(name)
-    known = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) and value >= 0
-    return value if known else None
+    possible = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) and value >= 0
+    return value if possible else None
 
 
 def process_seconds() -> float | None:
-    """Return the age of the process in seconds, at the first fit of the process.
-
-    Return None at a later fit. In a notebook or an interactive interpreter, return None, because the age of the process
-    means nothing.
-    """
+    """Return the age of the process, at its first fit alone: None at a later one, and in an interactive interpreter."""
     first = os.getpid() not in _processes
     _processes.add(os.getpid())
     by_hand = hasattr(sys, "ps1") or "ipykernel" in sys.modules
@@ -99,7 +74,7 @@ def process_seconds() -> float | None:
 
 
 def uptime(path: Path = signs_of_life.BOOT_ID) -> dict[str, Any]:
-    """Return the fields of `Run` about the machine's boot. Return no fields if the system doesn't show the boot."""
+    """Return the fields of `Run` about the machine's boot; none if the system doesn't show the boot."""
     with suppress(OSError, ValueError, AttributeError):
         return {"boot_id": signs_of_life.boot_id(path), "uptime_seconds": seconds_since_boot()}
     return {}

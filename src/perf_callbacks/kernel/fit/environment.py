@@ -1,4 +1,4 @@
-"""Environment of a fit, read once. The startup checklist bases its decisions on this environment."""
+"""Environment of a fit, read once, on which the startup checklist decides."""
 
 import os
 from dataclasses import dataclass
@@ -17,38 +17,32 @@ if TYPE_CHECKING:  # this module does without torch
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Environment:
-    """Facts about machine and interpreter at the beginning of a fit. None stands for an unknown fact."""
+    """Machine and interpreter at the beginning of a fit. None: unknown."""
 
     gc_enabled: bool
-    """True if automatic garbage collection is on, or was on until a fit turned automatic collection off."""
+    """True if automatic garbage collection is on, or was until a fit turned it off."""
     gc_thresholds: tuple[int, int, int]
     gc_frozen: int | None
-    """Number of frozen objects, as returned by `gc.get_freeze_count()`. `gc_frozen` is 0 while a fit keeps objects
-    frozen. The interpreter itself freezes some hundreds of objects. None: `read` didn't count."""
+    """`gc.get_freeze_count()`, of which Python makes some hundreds; 0 while a fit keeps objects frozen. None: not
+    counted."""
     gc_generational: bool
-    """True if young objects can be collected separately from old objects."""
     accelerator: str | None
-    """Kind of accelerator that the process uses, such as "cuda". None: the process uses no accelerator."""
+    """Such as "cuda". None: the process uses no accelerator."""
     pinned_copies: bool | None
-    """True if copies from pinned memory overlap with the accelerator's work. None means that this is unknown, or that
-    there is no accelerator."""
+    """True if copies from pinned memory overlap with the accelerator's work. None: unknown, or no accelerator."""
     cpus: int | None
-    """Number of CPUs that the process may keep busy. The number is an equal share of the job's CPUs on this machine,
-    limited by the affinity mask of the process."""
+    """CPUs that the process may keep busy: an equal share of the job's here, within its affinity mask."""
     memory_available: int | None
-    """Bytes of host memory that the process may still take, within the memory limit of its control group."""
+    """Bytes of host memory that are left, within the limit of the control group."""
     local_world_size: int = 1
-    """Number of processes of the job on this machine."""
     processes_on_cpus: int = 1
-    """Number of processes of the job on this machine that share the CPUs in this process's affinity mask."""
+    """Processes of the job that share the CPUs in this process's affinity mask."""
     loaders_pin: bool | None = None
-    """True if the trainer's data loaders pin their batches. None: each loader keeps its own setting."""
+    """True if the trainer's loaders pin their batches. None: each loader keeps its own setting."""
     copies_go_on: bool | None = None
-    """True if the trainer doesn't wait until a batch is copied to the device. None: the trainer copies no batches."""
     cpu_facts: CpuFacts | None = None
-    """Facts by which the CPUs of the process are chosen. None: they are unknown."""
     cpus_unknown: str | None = None
-    """Reason why `cpu_facts` is unknown."""
+    """Why `cpu_facts` is None."""
 
 
 def read(
@@ -63,19 +57,15 @@ def read(
     count_frozen: bool = False,
     root: Path = Path("/"),
 ) -> Environment:
-    """Read the environment, and add the facts that the integration knows.
-
-    `root` is the directory that contains `/proc` and `/sys`. With `count_frozen`, `read` counts frozen objects. If the
-    program has frozen its objects, counting takes tens of milliseconds.
-    """
+    """`root` has `/proc` and `/sys`. With objects that the program froze, `count_frozen` takes tens of milliseconds."""
     device = None if device is None or device.kind == "cpu" else device
     local = os.environ.get("LOCAL_WORLD_SIZE", "")
     ranks = max(1, int(local)) if local.isdecimal() else 1
     mask = processes.cpu_mask()
     of_the_job = len(mask | (topology.mask_of(root, os.getppid()) or mask))  # 0: unknown
-    found = None
+    facts = None
     with guard() as attempt:  # other items of the checklist need no CPU facts
-        found = cpu_facts.read(
+        facts = cpu_facts.read(
             affinity,
             None if device is None else device.kind,
             None if device is None else device.properties(),
@@ -97,17 +87,15 @@ def read(
         local_world_size=ranks,
         loaders_pin=loaders_pin,
         copies_go_on=copies_go_on,
-        cpu_facts=found,
+        cpu_facts=facts,
         cpus_unknown=attempt.reason or None,
     )
 
 
 def _cpus(ranks: int, of_the_job: int, root: Path) -> int | None:
-    """Return the number of CPUs that this process may keep busy if `ranks` equal processes share the machine.
+    """Return this process's equal share of the CPUs in its mask and its parent's, such as torchrun's.
 
-    The ranks together may use `of_the_job` CPUs: those in the affinity masks of this process and of its parent process,
-    such as torchrun. A quota of the control group may allow fewer CPUs. Each rank gets an equal share. The result is
-    never larger than the number of CPUs in this process's own affinity mask.
+    A quota of the control group may allow fewer; it is never more than this process's own mask.
     """
     own = processes.allowed_cpus()
     if own is None:

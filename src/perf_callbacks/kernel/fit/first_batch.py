@@ -9,36 +9,28 @@ from perf_callbacks.kernel.foreign_errors import let_pass
 
 
 class FirstBatch:
-    """Type and size of the first batch, and whether its memory is pinned.
-
-    A batch is examined only if `wanted` is True, because `is_pinned` of a tensor initializes CUDA.
-    """
+    """The first batch's type, size and pinning; only if `wanted`, because `is_pinned` initializes CUDA."""
 
     def __init__(self, *, wanted: bool = False) -> None:
         self.wanted = wanted
-        """True if the next batch will be examined."""
         self.kind: str | None = None
-        """Name of the type of the first batch. None: no batch was examined yet."""
         self.pinned = False
         self.bytes = 0
 
     def see(self, batch: object) -> None:
-        """Examine the batch if `wanted` is True, and ignore all later batches. A batch of unknown form has size 0."""
+        """A batch of unknown form has size 0."""
         if not self.wanted:
             return
         self.wanted = False
         with guard(let_pass):  # a batch may be anything
-            found = [*tensors(batch)]
-            self.pinned = bool(found) and found[0].is_pinned()
-            self.bytes = sum([tensor.nbytes for tensor in found])
+            inside = [*tensors(batch)]
+            self.pinned = bool(inside) and inside[0].is_pinned()
+            self.bytes = sum([tensor.nbytes for tensor in inside])
         self.kind = type(batch).__name__
 
 
 def tensors(batch: object) -> Iterator[torch.Tensor]:
-    """Yield the tensors of a batch, of the state of an optimizer, or of the result of an operation.
-
-    The function searches mappings, tuples and lists, as torch does to pin a batch.
-    """
+    """Yield the tensors of a batch, an optimizer's state or a result, in the containers that torch pins."""
     if isinstance(batch, torch.Tensor):
         yield batch
     elif isinstance(batch, Mapping):

@@ -37,27 +37,27 @@ _KNOWN = re.compile(r"\b(?:hf_|sk-|ghp_|gho_|github_pat_|glpat-|xox[a-z]-|AKIA|e
 
 
 def of_program(environment: Mapping[str, str]) -> dict[str, Any]:
-    """Return the fields of `Run` about program, machine and job. Fields that can't be read are left out."""
-    found: dict[str, Any] = {"host": platform.node() or None, "job_id": job_id(environment)}
+    """Return the fields of `Run` about program, machine and job that can be read."""
+    values: dict[str, Any] = {"host": platform.node() or None, "job_id": job_id(environment)}
     with guard(let_pass):  # an embedding program may have no arguments
         spec = getattr(sys.modules.get("__main__"), "__spec__", None)
-        found["program"] = spec.name.removesuffix(".__main__") if spec is not None else sys.argv[0]
-        found["command_line"] = command_line(sys.argv)
+        values["program"] = spec.name.removesuffix(".__main__") if spec is not None else sys.argv[0]
+        values["command_line"] = command_line(sys.argv)
     with guard(let_pass):  # a directory may have been removed
-        found["directory"] = str(Path.cwd())
-    return found
+        values["directory"] = str(Path.cwd())
+    return values
 
 
 def of_training(model: nn.Module | None, setup: Callable[[], Setup]) -> dict[str, Any]:
-    """Return the fields of `Run` about the model and its batches. Fields that can't be read are left out."""
-    found: dict[str, Any] = {}
+    """Return the fields of `Run` about the model and its batches that can be read."""
+    values: dict[str, Any] = {}
     with guard(let_pass):  # a model and a loader may be anything
         if model is not None:
-            found["model"] = model_name(model)
-            found["parameters"] = parameters(model)
+            values["model"] = model_name(model)
+            values["parameters"] = parameters(model)
     with guard(let_pass):
-        found["batch"] = batch_size(setup().loaders)
-    return found
+        values["batch"] = batch_size(setup().loaders)
+    return values
 
 
 def job_id(environment: Mapping[str, str]) -> str | None:
@@ -70,7 +70,7 @@ def job_id(environment: Mapping[str, str]) -> str | None:
 
 
 def command_line(arguments: Sequence[str]) -> str:
-    """Return a command line that a shell accepts. The values of arguments that look like secrets are replaced by `***`.
+    """Return a command line that a shell accepts, with `***` for values of arguments that look like secrets.
 
     >>> command_line(["train.py", "--hf_token", "abc", "wandb.api_key=def", "--max_tokens", "5", "s3://me:pw@host/x"])
     "train.py --hf_token '***' 'wandb.api_key=***' --max_tokens 5 's3://***@host/x'"
@@ -85,7 +85,6 @@ def command_line(arguments: Sequence[str]) -> str:
 
 
 def model_name(model: nn.Module) -> str:
-    """Return the name of a model's class. Wrappers such as DistributedDataParallel are skipped."""
     for _ in WRAPPERS:
         if type(model).__name__ not in WRAPPERS:
             break
@@ -95,28 +94,28 @@ def model_name(model: nn.Module) -> str:
 
 
 def parameters(model: nn.Module) -> int | None:
-    """Return the number of parameters of a model, with the full size of each sharded parameter.
-
-    None means that the full size of at least one parameter is unknown, for example because the parameter has no shape
-    yet.
-    """
+    """Count sharded parameters in full size. None: a size is unknown, as of a parameter without a shape yet."""
     managed = any(getattr(module, "_is_fsdp_managed_module", False) for module in model.modules())
-    sizes = [parameter_size(one, managed=managed) for one in model.parameters()]
-    known = [size for size in sizes if size is not None]
-    return sum(known) if len(known) == len(sizes) else None
+    sizes = [parameter_size(parameter, managed=managed) for parameter in model.parameters()]
+    full = [size for size in sizes if size is not None]
+    return sum(full) if len(full) == len(sizes) else None
 
 
-def parameter_size(one: nn.Parameter, *, managed: bool) -> int | None:
-    """Return the number of a parameter's elements on all ranks. `managed` is True if FSDP 1 manages the model."""
-    lazy = isinstance(one, nn.parameter.UninitializedParameter)
-    whole = getattr(one, "ds_numel", None)  # DeepSpeed's stage 3
-    if lazy or hasattr(one, "quant_state") or (managed and whole is None and not hasattr(one, "device_mesh")):
+def parameter_size(parameter: nn.Parameter, *, managed: bool) -> int | None:
+    """Count the elements on all ranks. `managed`: FSDP 1 manages the model."""
+    lazy = isinstance(parameter, nn.parameter.UninitializedParameter)
+    whole = getattr(parameter, "ds_numel", None)  # DeepSpeed's stage 3
+    if (
+        lazy
+        or hasattr(parameter, "quant_state")
+        or (managed and whole is None and not hasattr(parameter, "device_mesh"))
+    ):
         return None
-    return one.numel() if whole is None else int(whole)
+    return parameter.numel() if whole is None else int(whole)
 
 
 def batch_size(loaders: Sequence[Any]) -> int | None:
-    """Return the number of samples per batch; None if the loaders differ or don't show the number."""
+    """None: the loaders differ or don't show the number."""
     sizes = {
         getattr(loader, "batch_size", None) or getattr(getattr(loader, "batch_sampler", None), "batch_size", None)
         for loader in loaders

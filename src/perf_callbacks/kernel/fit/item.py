@@ -27,30 +27,23 @@ FAILED = "failed"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Batches:
-    """How batches get to the device, as the integration knows it.
-
-    A function is given as a pair `(owner, name)`: the function is `getattr(owner, name)`.
-    """
+    """How batches get to the device. A function is a pair `(owner, name)`, for `getattr(owner, name)`."""
 
     pinned: bool | None = None
     """True if the trainer's loaders pin their batches. None: each loader keeps its own setting."""
     copied_aside: bool | None = None
-    """True if the trainer doesn't wait until a batch is copied. None: the trainer doesn't copy batches."""
     loaders: tuple[Any, ...] = ()
-    """Data loaders that are already known."""
     devices: int = 1
-    """Number of devices that this process drives."""
     workers: int = 0
-    """Number of worker processes of the training loader, if the trainer knows the number. Each object in `loaders`
-    knows its own number of workers."""
+    """Of the training loader, if the trainer knows their number; `loaders` know their own."""
     process: tuple[Any, str] | None = None
-    """Function that the trainer calls to prepare a data loader. The function returns the prepared loader."""
+    """The trainer calls it to prepare a data loader, which it returns."""
     first: tuple[Any, str] | None = None
-    """Function that gets each batch before the batch is copied to the device."""
+    """Gets each batch before it is copied to the device."""
     first_batch: "FirstBatch | None" = None
-    """Object that receives the first batch, if the integration reads batches before their copy to the device."""
+    """Receives the first batch, if the integration reads batches before their copy to the device."""
     copy: tuple[Any, str] | None = None
-    """Function that copies a batch to a device. Without `non_blocking=True`, the function waits for the copy."""
+    """Copies a batch to a device. Without `non_blocking=True`, it waits for the copy."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -60,15 +53,13 @@ class Fit:
     config: PerfConfig
     environment: Environment
     step: int
-    """Number of optimizer steps done before this fit."""
     memory: Callable[[], Mapping[str, int]]
-    """Function that returns the number of bytes in use for each kind of memory."""
+    """Returns the bytes in use for each kind of memory."""
     batches: Batches = Batches()
     aside: Callable[[], AbstractContextManager[object]] = nullcontext
-    """Function that returns a context manager. The time in the block of this context manager is not counted in any
-    step."""
+    """The time in this block counts for no step."""
     progress: Progress | None = None
-    """Function by which the watchdog checks whether the fit still goes on. None: the watchdog doesn't check."""
+    """By which the watchdog sees whether the fit still goes on. None: it doesn't look."""
 
 
 class ActiveItem(Observer):
@@ -86,7 +77,6 @@ class ActiveItem(Observer):
         return self._due
 
     def news(self) -> list[Checklist]:
-        """Return the checklist rows that were added since the last call."""
         news, self._news = self._news, []
         return news
 
@@ -102,8 +92,6 @@ class Item(NamedTuple):
     """An item of the startup checklist. Items don't know each other."""
 
     slug: str
-    """Name of the item, which never changes."""
+    """It never changes."""
     decide: Callable[[Environment, PerfConfig], Checklist]
-    """Function that returns the decision about the item. The decision depends only on the arguments."""
     apply: Callable[[Fit], ActiveItem]
-    """Function that applies the item. The method `closed` of the returned object undoes the change."""

@@ -1,4 +1,4 @@
-"""Use the device meshes of a model's parameters to count the groups of ranks that process the same samples."""
+"""Groups of ranks that process the same samples, by the device meshes of a model's parameters."""
 
 from collections.abc import Collection
 from math import prod
@@ -9,11 +9,10 @@ import torch
 from perf_callbacks.kernel.foreign_errors import suppress
 
 SAME_SAMPLES = frozenset({"tp", "tensor", "tensor_parallel", "model", "model_parallel", "mp", "cp", "sp", "pp", "pipe"})
-"""Names of mesh dimensions along which all ranks process the same samples."""
+"""Mesh dimensions along which all ranks process the same samples."""
 
 OWN_SAMPLES = frozenset({"dp", "data", "data_parallel", "fsdp", "hsdp", "ddp"})
-"""Names of mesh dimensions along which each rank has its own samples. Longer names such as "dp_shard" and
-"dp_replicate" count, too."""
+"""Mesh dimensions along which each rank has its own samples; longer names such as "dp_shard" count, too."""
 
 ADVICE = "give the number of ranks with their own samples: measure(..., data_parallel=N)"
 
@@ -23,12 +22,9 @@ class Ambiguous(Exception):  # noqa: N818 an answer, not an error
 
 
 def data_parallel(model: torch.nn.Module, world_size: int) -> int | None:
-    """Return the number of ranks with different samples. Ranks that share their samples count once.
+    """Return the number of ranks with different samples. None: no mesh says that ranks share samples.
 
-    None means that each rank has its own samples, as no mesh says that ranks share samples.
-
-    Raises:
-        Ambiguous: A parameter lies on a mesh whose dimension names don't say which ranks share samples.
+    Raises:     Ambiguous: A parameter's mesh doesn't name its dimensions clearly.
     """
     own = _sharded_as_data(model)
     sizes: dict[str, int] = {}
@@ -41,26 +37,22 @@ def data_parallel(model: torch.nn.Module, world_size: int) -> int | None:
 
 
 def coordinates(model: torch.nn.Module | None) -> dict[str, int]:
-    """Return this rank's coordinate in each named dimension with several ranks of a model's device meshes."""
-    found: dict[str, int] = {}
+    places: dict[str, int] = {}
     for mesh in () if model is None else _meshes(model):
         coordinate = zip(mesh.mesh_dim_names or (), mesh.get_coordinate() or (), strict=False)
-        found |= {name: place for number, (name, place) in enumerate(coordinate) if mesh.size(number) > 1}
-    return found
+        places |= {name: place for number, (name, place) in enumerate(coordinate) if mesh.size(number) > 1}
+    return places
 
 
 def _meshes(model: torch.nn.Module) -> Collection[Any]:
-    """Return the meshes of the parameters. Each mesh is replaced by the mesh from which it was sliced.
-
-    The parameters of a pipeline stage lie on the slice "dp" of a mesh ("pp", "dp"): only the whole mesh has the stages.
-    """
-    found = [getattr(parameter, "device_mesh", None) for parameter in model.parameters()]
-    slices = {id(mesh): mesh for mesh in found if mesh is not None}.values()
+    """Return whole meshes: a pipeline stage has parameters on the slice "dp" of ("pp", "dp"), without stages."""
+    meshes = [getattr(parameter, "device_mesh", None) for parameter in model.parameters()]
+    slices = {id(mesh): mesh for mesh in meshes if mesh is not None}.values()
     return {id(mesh): mesh for mesh in map(_whole, slices)}.values()
 
 
 def _whole(mesh: Any) -> Any:
-    """Return the mesh from which a mesh was sliced, or the mesh itself if the names of the larger mesh are unclear."""
+    """Return the mesh from which a mesh was sliced, or itself if the names of the larger mesh are unclear."""
     distributed: Any = torch.distributed
     with suppress(AttributeError, Ambiguous):  # a mesh "world" may have been cut into the dimensions of smaller meshes
         if hasattr(mesh, "_get_root_mesh"):
@@ -73,16 +65,15 @@ def _whole(mesh: Any) -> Any:
 
 
 def _dimensions(mesh: Any, *, own: bool) -> dict[str, int]:
-    """Map the name of each mesh dimension with several ranks to the number of these ranks."""
     names = mesh.mesh_dim_names or [""] * mesh.ndim
-    found = [(name, int(mesh.size(place))) for place, name in enumerate(names) if mesh.size(place) > 1]
-    if own and [name for name, _ in found] == [""]:
-        return {"dp": found[0][1]}
-    for name, _ in found:
+    sizes = [(name, int(mesh.size(place))) for place, name in enumerate(names) if mesh.size(place) > 1]
+    if own and [name for name, _ in sizes] == [""]:
+        return {"dp": sizes[0][1]}
+    for name, _ in sizes:
         if bool(_words(name) & SAME_SAMPLES) == bool(_words(name) & OWN_SAMPLES):  # "dp_cp" contains both
             called = f"named {name!r}" if name else "without a name"
             raise Ambiguous(f"a mesh dimension {called} doesn't say whether its ranks share their samples")
-    return dict(found)
+    return dict(sizes)
 
 
 def _words(name: str) -> set[str]:
@@ -90,10 +81,7 @@ def _words(name: str) -> set[str]:
 
 
 def _sharded_as_data(model: torch.nn.Module) -> bool:
-    """Return True if `fully_shard` was called on the model or on a submodule.
-
-    The meshes that `fully_shard` makes may have no names.
-    """
+    """Return True if `fully_shard` was called on a module. The meshes that it makes may have no names."""
     distributed: Any = torch.distributed  # torch documents it without exporting it to type checkers
     kind = getattr(distributed.fsdp, "FSDPModule", None) if distributed.is_available() else None
     return kind is not None and any(isinstance(module, kind) for module in model.modules())

@@ -7,14 +7,14 @@ from torch import nn
 from perf_callbacks.kernel.fit.identity import WRAPPERS, parameter_size
 
 _INNER = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
-"""Names of the attributes in which torch.compile, FSDP and activation checkpointing hold the wrapped module."""
+"""Attributes in which torch.compile, FSDP and activation checkpointing hold the wrapped module."""
 
 
 class ModulePaths:
-    """Paths of a model's modules, with the number of modules and of parameters of each path.
+    """Paths of a model's modules, without keeping a module alive.
 
-    `ModulePaths` keeps no module alive. A module that occurs at several places has the path of the first place, as in
-    `named_modules`. If all layers of a list have the same class, they share a path with a star, such as `layers.*.mlp`.
+    A module at several places has the first place's path, as in `named_modules`. If all layers of a list have the same
+    class, they share a path with a star, such as `layers.*.mlp`.
 
     >>> ModulePaths(nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 2))).parameters
     {'': 0, '*': 17}
@@ -22,26 +22,22 @@ class ModulePaths:
 
     def __init__(self, model: nn.Module) -> None:
         self.by_id: dict[int, str] = {}
-        """Path of each module, by the id of the module."""
         self.modules: dict[str, int] = {}
-        """Number of modules of each path. Wrappers don't count."""
         self.parameters: dict[str, int | None] = {}
-        """Number of parameters of each path. Parameters of a submodule count for the path of the submodule. None: the
-        number is unknown."""
+        """Of each path, without submodules that have their own. None: unknown."""
         managed = any(getattr(module, "_is_fsdp_managed_module", False) for module in model.modules())
         seen: set[int] = set()
         for path, module in self._walk(model, ""):
             self.modules[path] = self.modules.get(path, 0) + (_wrapped(module) is None)
             total = self.parameters.setdefault(path, 0)
-            for one in module._parameters.values():  # noqa: SLF001 `parameters` has no shorter form for one module
-                if one is not None and id(one) not in seen:
-                    seen.add(id(one))
-                    size = parameter_size(one, managed=managed)
+            for parameter in module._parameters.values():  # noqa: SLF001 `parameters` has no shorter form for one module
+                if parameter is not None and id(parameter) not in seen:
+                    seen.add(id(parameter))
+                    size = parameter_size(parameter, managed=managed)
                     total = None if total is None or size is None else total + size
             self.parameters[path] = total
 
     def _walk(self, module: nn.Module, path: str) -> Iterator[tuple[str, nn.Module]]:
-        """Yield each module once, with its path."""
         if id(module) in self.by_id:
             return
         self.by_id[id(module)] = path
@@ -56,6 +52,5 @@ class ModulePaths:
 
 
 def _wrapped(module: nn.Module) -> nn.Module | None:
-    """Return the module inside a wrapper, or None if `module` is no wrapper."""
     names = (*_INNER, "module") if type(module).__name__ in WRAPPERS else _INNER
     return next((one for name in names if (one := module._modules.get(name)) is not None), None)  # noqa: SLF001 a wrapper may look up other names in its module

@@ -22,8 +22,8 @@ from perf_callbacks.kernel.records import interim, signs_of_life
 from perf_callbacks.kernel.records.fit_records import Amounts, Run
 from perf_callbacks.kernel.records.journal_file import FOLDER, FileJournal, Journal
 from perf_callbacks.kernel.settings.config import PerfConfig
-from perf_callbacks.kernel.settings.in_force import Settings
 from perf_callbacks.kernel.settings.output_directory import filled
+from perf_callbacks.kernel.settings.resolution import Settings
 from perf_callbacks.version import __version__
 
 log = logging.getLogger("perf_callbacks")
@@ -31,32 +31,25 @@ log = logging.getLogger("perf_callbacks")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Place:
-    """Place of a fit: what its integration knows about its output, device and ranks."""
+    """What the integration of a fit knows about its output, device and ranks."""
 
     integration: str
     directory: Path
-    """Directory of the output, if the configuration sets no other directory."""
     directory_of_all: bool = False
-    """True if all ranks use the directory of rank 0, because only rank 0 knows the right directory."""
+    """True if all ranks use the directory of rank 0, because only rank 0 knows the right one."""
     device: torch.device
     rank: int = 0
     world_size: int = 1
     devices: int = 1
-    """Number of devices that this process drives."""
     data_parallel: int | None = None
-    """Number of ranks with different samples. Ranks that share their samples count once. None: each rank has its own
-    samples."""
+    """Ranks with different samples; ranks that share their samples count once. None: each has its own."""
     ambiguous: str | None = None
-    """Reason why `data_parallel` is unknown. If `data_parallel` is unknown, the rates of the job and the rates per
-    device are unknown, too."""
+    """Why `data_parallel`, and with it the rates of the job and per device, is unknown."""
     step: int = 0
-    """Number of optimizer steps done before this fit."""
     carried: Mapping[str, Any] | None = None
-    """State from `Recorder.state`, in the checkpoint from which this fit resumes. Empty: the checkpoint has no such
-    state. None: the fit doesn't resume."""
+    """`Recorder.state` in the checkpoint from which this fit resumes. Empty: it has none. None: no resume."""
     restore_seconds: float | None = None
-    """Seconds that the framework needed to read the checkpoint, before the fit. None means that there was no
-    checkpoint, or that the time is unknown."""
+    """Reading the checkpoint, before the fit. None: there was no checkpoint, or the time is unknown."""
 
 
 class Ambiguity:
@@ -77,8 +70,8 @@ class Ambiguity:
 
 
 def opening(settings: Settings, place: Place, timing: Timing, training: Mapping[str, Any]) -> Run:
-    """Return the journal record that opens a fit. A resumed fit keeps its run id."""
-    carried, where = place.carried or {}, device.of(place.device)
+    """A resumed fit keeps its run id."""
+    carried, where = place.carried or {}, device.device_at(place.device)
     return Run(
         run_id=run_id(place),
         attempt=int(carried.get("attempt") or 0) + 1,
@@ -117,11 +110,7 @@ def run_id(place: Place) -> str:
 
 
 def earlier(place: Place) -> Amounts:
-    """Return the numbers of samples and tokens that this rank processed in earlier attempts.
-
-    In a first attempt, the numbers are 0. The numbers are unknown if the checkpoint lacks the numbers of this rank and
-    step, as after training without the callback.
-    """
+    """Return this rank's amounts in earlier attempts. Unknown if the checkpoint is not of this rank and step."""
     carried = place.carried or {}
     if place.step == 0 and place.carried is None:
         return Amounts()
@@ -131,10 +120,6 @@ def earlier(place: Place) -> Amounts:
 
 
 def data_parallel(accelerator: Any) -> int | None:
-    """Return the number of ranks with different samples. Ranks that share their samples count once.
-
-    The number follows from accelerate's `parallelism_config`. None: there is no `parallelism_config`.
-    """
     parallelism = getattr(accelerator, "parallelism_config", None)  # accelerate >= 1.10
     if parallelism is None:
         return None
@@ -142,10 +127,7 @@ def data_parallel(accelerator: Any) -> int | None:
 
 
 def by_meshes(place: Place, model: torch.nn.Module) -> Place:
-    """Return the place with its data-parallel size.
-
-    If the framework gave no data-parallel size, the size comes from the device meshes of the parameters.
-    """
+    """If the framework gave no data-parallel size, take it from the device meshes of the parameters."""
     if place.world_size == 1 or place.data_parallel is not None:
         return place
     try:
@@ -176,16 +158,7 @@ def of_loop(model: torch.nn.Module, carried: Mapping[str, Any], data_parallel: i
 
 
 def output_directory(config: PerfConfig, place: Place, run: Run, *, id_shared: bool) -> Path | None:
-    """Return the directory that the setting `output_dir` names, with its placeholders replaced.
-
-    Return None if `output_dir` is not set, or if the journal is off.
-
-    Args:
-        config: Settings in force.
-        place: Place of the fit.
-        run: The journal record that opens the fit.
-        id_shared: True if all ranks have the same run id.
-    """
+    """None: `output_dir` is not set, or the journal is off. `id_shared`: all ranks have the same run id."""
     if config.output_dir is None or not config.journal:
         return None
     shared = id_shared or place.world_size == 1 or bool((place.carried or {}).get("run_id"))
@@ -199,7 +172,6 @@ def output_directory(config: PerfConfig, place: Place, run: Run, *, id_shared: b
 
 
 def new_journal(config: PerfConfig, place: Place, directory: Path, began: float, clock: Callable[[], float]) -> Journal:
-    """Return the journal of a fit. The journal's file is in a folder of `directory`."""
     if not config.journal:
         return Journal()
     return FileJournal(
@@ -212,10 +184,7 @@ def new_journal(config: PerfConfig, place: Place, directory: Path, began: float,
 
 
 def last_sign(journal: Journal) -> float | None:
-    """Return the time at which a journal or its summary file was written most recently.
-
-    None: there is no journal file.
-    """
+    """Return when a journal or its summary file was written last. None: there is no journal file."""
     with suppress(OSError):
         if journal.path is not None and journal.path.exists():
             files = (journal.path, interim.path_of(journal.path))

@@ -18,18 +18,15 @@ class Setup:
     optimizers: tuple[Any, ...] = ()
     loaders: tuple[Any, ...] = ()
     called: Any = None
-    """The model that the training loop calls, including wrappers. None: it is unknown."""
+    """The model that the training loop calls, including wrappers. None: unknown."""
     log_every: int | None = None
-    """Number of steps between two log lines of the trainer. None: the trainer logs nothing, or the number is
-    unknown."""
+    """Steps between two log lines of the trainer. None: it logs nothing, or this is unknown."""
     nan_filter: bool = False
-    """True if the trainer checks each loss for NaN."""
     options: Mapping[str, str] = field(default_factory=dict)
-    """Arguments of the trainer that have an effect in this program, each with the name of the class that takes it."""
+    """Arguments of the trainer that have an effect in this program -> the class that takes them."""
     rarer: Mapping[str, Rarer] = field(default_factory=dict)
     """How to make evaluations and checkpoints rarer, by the kind of span."""
     fusible: bool = True
-    """False: a fused optimizer would raise an error."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -37,22 +34,20 @@ class Training:
     """Arguments that the factories of observers get besides the recorder."""
 
     model: nn.Module | None
-    """The model whose FLOPs are counted. None: no FLOPs are counted."""
     setup: Callable[[], Setup] = Setup
-    """Function that returns the fit's optimizers and loaders. The call may raise any error."""
+    """Returns the fit's optimizers and loaders. The call may raise any error."""
     armed: bool = False
     """True if a launcher, and not the program itself, has added the callback."""
     checklist: Sequence[Checklist] = ()
-    """Rows of the checklist, as decided when the fit began."""
     show: Callable[[str], object] = terminal.show
-    """Function that shows a line on the console of rank 0."""
+    """Shows a line on the console of rank 0."""
 
 
 def flat(loaders: Any) -> tuple[Any, ...]:
-    """Return all data loaders that are in lists, mappings and Lightning's `CombinedLoader`."""
+    """Return the loaders in lists, mappings and Lightning's `CombinedLoader`."""
     loaders = getattr(loaders, "flattened", loaders)
     if isinstance(loaders, dict):
         loaders = [*loaders.values()]
     if isinstance(loaders, list | tuple):
-        return tuple([one for loader in loaders for one in flat(loader)])
+        return tuple([part for loader in loaders for part in flat(loader)])
     return () if loaders is None else (loaders,)

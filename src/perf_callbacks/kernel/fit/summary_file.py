@@ -1,7 +1,6 @@
-"""Keep the summary of a fit on disk while the fit goes on, for runs that are killed or hang.
+"""Keeps the summary of a fit on disk while the fit goes on, for runs that are killed or hang.
 
-A short-lived thread writes the file, because a disk may hang. No signal handler is installed. If a process hangs in C
-code, a signal handler in Python would never run, and the signal would no longer end the process.
+A short-lived thread writes, because a disk may hang. A signal handler would never run while C code hangs.
 """
 
 import os
@@ -20,14 +19,13 @@ from perf_callbacks.kernel.records.codec import Entry
 from perf_callbacks.kernel.records.fit_records import Record, Summary
 
 REPLACE_SECONDS = 10.0
-"""Maximum number of seconds between two replacements of the file, if the watchdog ticks in time."""
+"""Between two replacements of the file, if the watchdog ticks in time."""
 
 CLOSE_SECONDS = 1.0
-"""Maximum number of seconds that the end of a fit waits while another thread writes the file."""
+"""Longest wait of the end of a fit for another thread that writes the file."""
 
 
 def begin(recorder: Recorder, _training: Training) -> "SummaryFile | None":
-    """Keep the summary of this fit in a file beside its journal. Return None if there is no journal."""
     if not recorder.config.journal:
         return None
     file = SummaryFile(recorder)
@@ -36,10 +34,7 @@ def begin(recorder: Recorder, _training: Training) -> "SummaryFile | None":
 
 
 class SummaryFile(Observer):
-    """Replaces the file `summary<k>.json` of rank k every ten seconds, and at the end of the fit.
-
-    After a disk error the file is not written again.
-    """
+    """Replaces rank k's `summary<k>.json` every ten seconds, and at the end; never again after a disk error."""
 
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
@@ -49,7 +44,7 @@ class SummaryFile(Observer):
         self._ended = self._final = self._failed = False
 
     def tick(self, now: float) -> bool:
-        """Replace the file about every `REPLACE_SECONDS`. The first tick writes the first file."""
+        """The first tick writes the first file."""
         if not self._ended and (self._next is None or now >= self._next):
             self._next = now + REPLACE_SECONDS - PERIOD_SECONDS
             summary = None

@@ -1,7 +1,6 @@
-"""Wrap `torch.autograd.backward` and `torch.autograd.grad` once for all measured loops.
+"""Wraps `torch.autograd.backward` and `grad`, which have no hooks, once for all measured loops.
 
-Every backward of a loop calls `backward` or `grad`, and torch has no hook for either function. The original function is
-stored only in its wrapper, so that no interrupt can separate the original from the wrapper.
+The original function is stored only in its wrapper, so that no interrupt can separate the two.
 """
 
 import functools
@@ -25,38 +24,32 @@ from perf_callbacks.kernel.process.owner import Owner
 from perf_callbacks.kernel.process.watchdog import WATCHDOG
 
 _OURS = "_perf_callbacks"
-"""Name of the attribute that identifies our wrapper: its value is the wrapper itself. If other code uses
-`functools.wraps` on our wrapper, the copied attribute still holds our wrapper."""
+"""Attribute of our wrapper whose value is the wrapper itself, also where other code copied it by `functools.wraps`."""
 
 
 _CREATE_GRAPH = 4
 """Index of `create_graph` among the positional arguments of `torch.autograd.grad`."""
 
 _ARGUMENTS = ("tensors", "grad_tensors", "retain_graph", "create_graph", "grad_variables", "inputs")
-"""Names of the arguments of `torch.autograd.backward`."""
 
 _DEFAULTS = (None, None, False, None, None)
-"""Default values of the arguments of `torch.autograd.backward`, except the first."""
 
 # Looking up the member of an enum costs as much as writing a mark.
 _BACKWARD, _OPTIMIZER, _UNDECIDED = Stage.BACKWARD, Stage.OPTIMIZER, Stage.UNDECIDED
 
 
 class Listener:
-    """Base class of objects whose `builds_graph` runs at each call of `torch.autograd.grad` with `create_graph`."""
+    """Its `builds_graph` runs at each call of `torch.autograd.grad` with `create_graph`."""
 
     def builds_graph(self) -> None:
-        """Handle a `grad` with `create_graph`, which counts as part of the forward. Never raise."""
+        """A `grad` with `create_graph` counts as part of the forward. Never raise."""
 
 
 class Loop(Listener):
-    """State of one training loop: its tape, and flags that decide whether a watched call writes a mark on the tape.
-
-    While the loop trains, the wrappers write marks without calling a method, because each call costs a Python frame.
-    """
+    """State of one training loop. While it trains, wrappers only write marks: each method would cost a Python frame."""
 
     marks_backward = True
-    """True: while the loop trains, a backward only writes its marks. False: each backward calls `begins_backward`."""
+    """False: each backward of the training calls `begins_backward`, instead of only writing its marks."""
 
     def __init__(self, tape: Tape, clock: Callable[[], float], fail: Callable[[Exception], object]) -> None:
         self.tape, self.clock, self.fail = tape, clock, fail
@@ -64,44 +57,40 @@ class Loop(Listener):
         self.evaluating = False
         """True: an evaluation began, and training has not resumed."""
         self.spans = 0
-        """Number of evaluations and checkpoints that the user has begun and not ended."""
+        """Evaluations and checkpoints that the user has begun and not ended."""
         self.late = False
         """True: a step has ended, and the next step begins only at the next watched call."""
         self.in_backward = False
         self.optimizing = 0
-        """Number of nested optimizer steps under way."""
         self.waiting: list[Waiting] = []
-        """Batches that the loop has fetched but not yet passed to a model."""
         self.several = False
         """True: two or more batches waited at once, and at least one is still waiting."""
         self.starts: list[Start] = []
-        """Start of the model call, for each batch that no backward has used yet."""
+        """Of the model call, for each batch that no backward has used yet."""
         self.ran = False
         """True: a model was called in training since the last batch was fetched."""
         self.backed = False
-        """True: the loop has run at least one backward."""
         self.engine: Any = None
-        """Engine that counts the steps. Waiting batches are added to the engine's current step."""
+        """Waiting batches are added to its current step."""
 
     def turn(self, stage: Stage) -> None:
         """Begin a stage of training, whatever the stage before was. Never raise."""
         raise NotImplementedError
 
     def call(self, model: nn.Module) -> bool:
-        """Handle a call of a model for which a mark may not be enough. Return True if the call is a forward."""
+        """Handle a call of a model for which a mark may not be enough. Return True if it is a forward."""
         raise NotImplementedError
 
     def begins_backward(self, root: object = None) -> None:
-        """Begin a backward in the loop's thread, while no other backward is running."""
         self.in_backward = True
         self.backpropagates(root)
         self.turn(_BACKWARD)
 
     def takes(self, arguments: object) -> None:
-        """Match the arguments of a model call to the waiting batches. Subclasses override this method."""
+        """Match the arguments of a model call to the waiting batches."""
 
     def backpropagates(self, root: object) -> None:  # noqa: ARG002 subclasses need the loss
-        """Record that a backward begins. The loss comes from the batches since the previous backward."""
+        """A backward begins, whose loss comes from the batches since the previous one."""
         self.backed = True
         self.starts.clear()
 
@@ -110,10 +99,7 @@ class Loop(Listener):
         self._mark(_OPTIMIZER if self.optimizing else _UNDECIDED)
 
     def builds_graph(self) -> None:
-        """Mark a `grad` with `create_graph` as a second forward of zero duration.
-
-        A step with a gradient penalty has one more forward than other steps.
-        """
+        """Mark one more forward of zero duration: a step with a gradient penalty has one more than other steps."""
         if not (self.in_backward or self.evaluating or self.spans or get_ident() != self.thread):
             self._mark(*ONE_MORE_FORWARD)
 
@@ -131,24 +117,17 @@ class Backwards(Owner[bool]):
     def __init__(self) -> None:
         super().__init__()
         self._only: Callable[[], Any] = _nobody
-        """Function that returns the only loop, or None if there are none or several. The fastest wrapper calls this
-        function."""
+        """Returns the only loop, or None if there are none or several. The fastest wrapper calls this."""
         self._loops: list[ref[Any]] = []
 
     def join(self, listener: Listener) -> None:
-        """Call the listener at each `grad` with `create_graph`, until `release` is called for this listener.
-
-        Call a listener that is a `Loop` at each backward too.
-        """
+        """Call the listener, until `release`, at each `grad` with `create_graph`, and a `Loop` at each backward too."""
         self._claim(listener, isinstance(listener, Loop))
         WATCHDOG.watch(self)
         self.reconcile()
 
     def _arrange(self) -> None:
-        """Wrap or unwrap `backward` and `grad` as needed.
-
-        If other code has wrapped our wrapper, our wrapper stays and only passes calls on.
-        """
+        """If other code has wrapped our wrapper, it stays and only passes calls on."""
         loops = self._loops = [reference for reference, is_loop in self._claims.copy().items() if is_loop]
         self._only = loops[0] if len(loops) == 1 else _nobody
         for name, make, wanted in (("backward", self._backward, loops), ("grad", self._grad, self._claims)):
@@ -160,10 +139,7 @@ class Backwards(Owner[bool]):
                 setattr(torch.autograd, name, current.__wrapped__)
 
     def _backward(self, inner: Callable[..., Any]) -> Callable[..., Any]:
-        """Wrap `backward` with torch's own signature, because `*args, **kwargs` would cost a microsecond in each step.
-
-        If `backward` has another signature, from other code or a later torch, the wrapper takes `*args, **kwargs`.
-        """
+        """Keep torch's own signature, if it has that: `*args, **kwargs` would cost a microsecond in each step."""
         if not _has_usual_arguments(inner):
 
             @functools.wraps(inner)
@@ -213,10 +189,7 @@ class Backwards(Owner[bool]):
         return _signed(backward)
 
     def _in_loops(self, root: object, call: Callable[[], Any], *, gradients: bool = False) -> Any:
-        """Call a function that runs a backward, and report the backward to all loops of this thread.
-
-        With `gradients=True`, loops that are evaluating get no report.
-        """
+        """Report a backward to all loops of this thread; with `gradients=True`, not to those that evaluate."""
         heard: list[Loop] = []
         try:
             for reference in self._loops:
@@ -235,10 +208,7 @@ class Backwards(Owner[bool]):
                 loop.ends_backward()
 
     def _grad(self, inner: Callable[..., Any]) -> Callable[..., Any]:
-        """Wrap `grad`. With `create_graph` the gradients are part of a loss, so the call belongs to the forward.
-
-        Without `create_graph`, a call outside of an evaluation is a backward.
-        """
+        """With `create_graph`, gradients are part of a loss, and of the forward. Else a call is a backward."""
 
         @functools.wraps(inner)
         def grad(*args: Any, **kwargs: Any) -> Any:
@@ -257,15 +227,11 @@ class Backwards(Owner[bool]):
         return _signed(grad)
 
 
-def _nobody() -> None:
-    """Return no loop."""
+def _nobody() -> None: ...
 
 
 def _has_usual_arguments(function: Callable[..., Any]) -> bool:
-    """Return True if a function has the arguments of torch's `backward`.
-
-    The function's code decides. `inspect` would believe any `__signature__`, and may fail at annotations.
-    """
+    """Compare a function's code with torch's `backward`: `inspect` would believe any `__signature__`, and may fail."""
     code = getattr(function, "__code__", None)
     if code is None or code.co_kwonlyargcount or code.co_flags & (CO_VARARGS | CO_VARKEYWORDS):
         return False
@@ -278,4 +244,3 @@ def _signed(wrapper: Callable[..., Any]) -> Callable[..., Any]:
 
 
 BACKWARDS = Backwards()
-"""The one `Backwards` of this process."""

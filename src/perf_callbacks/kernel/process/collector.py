@@ -1,12 +1,10 @@
 """Owner of the process's garbage collector: changes it for several fits at once, and restores it afterwards.
 
-There is one collector per process, and fits may overlap, nest, alternate and run in threads. Each fit has a `Lease`.
-Automatic collection is off while any lease wants it off. Objects stay frozen while any lease is held. Fits may end in
-any order: the collector is restored when no fit holds a lease any more. Fits that alternate share one schedule: after a
-collection by one fit, the next fit skips its own collection.
+Fits may overlap, nest, alternate, run in threads and end in any order; each has a `Lease`. Automatic collection is off
+while any lease wants it off, and objects stay frozen while any lease is held. Fits that alternate share one schedule:
+after a collection by one fit, the next fit skips its own.
 
-Automatic collection is turned off by setting the first threshold to 0, not by `gc.disable()`. The threshold doesn't
-interfere with code that calls `gc.disable()` during a fit, as `timeit` does.
+The first threshold is set to 0 instead of `gc.disable()`, which programs may call during a fit, as `timeit` does.
 """
 
 import gc
@@ -24,36 +22,29 @@ if TYPE_CHECKING:
     from perf_callbacks.kernel.process.gc_observer import GcObserver
 
 OWN_FROZEN = 1000
-"""Largest number of objects that Python freezes by itself. If more than `OWN_FROZEN` objects are frozen, the program
-froze objects on purpose."""
+"""Most objects that Python freezes by itself. If more are frozen, the program froze them on purpose."""
 
 FULL = 2
-"""The oldest generation. Collecting this generation collects all generations."""
 
 LEAST_PATIENCE = 5.0
-"""A fit counts as abandoned only if no step has ended for at least `LEAST_PATIENCE` seconds."""
+"""A fit is abandoned only if no step has ended for so many seconds,"""
 
 PATIENCE_STEPS = 20
-"""A fit counts as abandoned only if no step has ended for `PATIENCE_STEPS` times the fit's longest step."""
+"""and for so many times its longest step;"""
 
 ASIDE_PATIENCE = 6
-"""Factor that multiplies `LEAST_PATIENCE` and `PATIENCE_STEPS` during an evaluation or a checkpoint."""
+"""both times this factor during an evaluation or a checkpoint."""
 
 _FREEZING = object()
-"""Value of `Collector._frozen` during a freeze. If an interrupt strikes during the freeze, this value stays."""
+"""`Collector._frozen` during a freeze, and after an interrupt of the freeze."""
 
 
 Progress = Callable[[], tuple[int, float] | None]
-"""Function that returns a fit's number of steps and the seconds of its longest step. The function returns None if the
-fit no longer exists."""
+"""Returns a fit's steps and the seconds of the longest; None if the fit no longer exists."""
 
 
 def generational() -> bool:
-    """Return True if young objects can be collected separately.
-
-    Return False for free-threaded and incremental collectors. Bugfix releases of Python added and removed the
-    incremental collector, so this function checks the thresholds, not the version.
-    """
+    """Check thresholds, not versions: bugfix releases added and removed the incremental collector."""
     return gc.get_threshold()[2] != 0 and not sysconfig.get_config_var("Py_GIL_DISABLED")
 
 
@@ -66,16 +57,12 @@ class Lease:
         self._seen, self._fulls_seen = owner.collections, owner.fulls
         self._steps, self._since = -1, 0.0
         self.ended = False
-        """True: the fit is over."""
         self.aside = False
-        """True: an evaluation or a checkpoint is under way."""
         self.abandoned = False
-        """True: no step ended for so long that the collector was released. The next step may claim the collector again.
-        """
+        """True: no step ended for so long that the collector was released. The next step may claim it again."""
 
     @property
     def off(self) -> bool:
-        """True: this fit wants automatic collection off."""
         return self in self._owner.off
 
     @property
@@ -84,11 +71,11 @@ class Lease:
         return self.off and self._owner.overruled
 
     def turn_off(self) -> bool:
-        """Stop automatic collection. Return False if the program itself has turned collection off."""
+        """Stop automatic collection. False: the program itself has turned it off."""
         return self._owner.turn_off(self)
 
     def turn_on(self) -> None:
-        """Resume automatic collection, unless another fit wants automatic collection off."""
+        """Resume automatic collection, unless another fit wants it off."""
         self._owner.off.discard(self)
         self._owner.reconcile()
 
@@ -97,7 +84,7 @@ class Lease:
         self._owner.freeze(self)
 
     def collect(self, generation: int, why: str = SCHEDULED) -> None:
-        """Run a scheduled collection, unless another fit has run one since this fit's last collection."""
+        """Collect, unless another fit has done so since this fit's last collection."""
         owner = self._owner
         behind = owner.fulls > self._fulls_seen if generation >= FULL else owner.collections > self._seen
         if not behind:
@@ -107,20 +94,19 @@ class Lease:
         self._catch_up(generation)
 
     def collect_now(self, generation: int, why: str = SCHEDULED) -> int:
-        """Collect garbage, even if another fit has just collected. Return the number of garbage objects found.
+        """Collect, even if another fit has just done so. Return the number of garbage objects found.
 
-        If a signal arrives during a collection, Python runs the signal handler in the next Python function. In a
-        callback of `gc.callbacks`, Python would swallow the handler's exception. So that no exception is lost,
-        `collect_now` removes our observers' callbacks during the collection. `collect_now` itself lets the observers
-        time the collection.
+        If a signal arrives during a collection, Python runs its handler in the next Python function, and swallows the
+        handler's exception in a callback of `gc.callbacks`. So our observers' callbacks are removed meanwhile, and the
+        observers time the collection by themselves.
         """
         observers = [*self._owner.observers]
         with self._owner.collecting(why), ExitStack() as timed:
             ended = [timed.enter_context(observer.timing(generation)) for observer in observers]
-            found = gc.collect(generation)
+            garbage = gc.collect(generation)
             for end in ended:
-                end(found)
-            return found
+                end(garbage)
+            return garbage
 
     def _catch_up(self, generation: int) -> None:
         self._seen = self._owner.collections
@@ -132,15 +118,12 @@ class Lease:
         self._steps, self.abandoned, self.ended = -1, False, False
 
     def let_go(self) -> None:
-        """Release the claim. Idempotent. If the lock isn't free soon, the watchdog releases the claim later."""
+        """Idempotent. If the lock isn't free soon, the watchdog releases the claim later."""
         self.ended = True
         self._owner.let_go(self)
 
     def idle(self, now: float) -> bool:
-        """Return True if the fit has ended, or if no step of the fit has ended for a long time.
-
-        The watchdog calls `idle` about once a second.
-        """
+        """Return True if the fit, or its steps, ended long ago. The watchdog calls this about once a second."""
         progress = self._progress() if self._progress is not None else (0, float("inf"))
         if progress is None or self.ended:
             return True
@@ -152,7 +135,7 @@ class Lease:
 
 
 class Collector(Owner[Lease]):
-    """Owner of the garbage collector. A claim keeps its lease alive until `let_go`, or until `Lease.idle` is True."""
+    """A claim keeps its lease alive until `let_go`, or until `Lease.idle` is True."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -164,11 +147,10 @@ class Collector(Owner[Lease]):
         self._found: tuple[int, int, int] | None = None  # thresholds, while automatic collection is off
         self._frozen: object | None = None  # a list made after our freeze; a later freeze would freeze the list too
         self.collections = self.fulls = 0
-        """Number of scheduled collections of all fits so far. `fulls` counts only full collections."""
+        """Scheduled collections of all fits so far; `fulls` of them are full."""
         self.reason: str | None = None
-        """Reason of the collection that a fit is making. None: no fit is collecting."""
         self.observers: list[GcObserver] = []
-        """Observers that have a callback in `gc.callbacks`."""
+        """Those that have a callback in `gc.callbacks`."""
 
     @property
     def held(self) -> set[Lease]:
@@ -181,12 +163,12 @@ class Collector(Owner[Lease]):
 
     @property
     def thresholds(self) -> tuple[int, int, int]:
-        """Thresholds of the collector, without the changes by fits."""
+        """Without the changes by fits."""
         return gc.get_threshold() if self._found is None or self.overruled else self._found
 
     @property
     def frozen(self) -> int:
-        """Number of objects that other code froze. Counting half a million takes tens of milliseconds."""
+        """Objects that other code froze. Counting half a million takes tens of milliseconds."""
         return 0 if self._frozen is not None else gc.get_freeze_count()
 
     @property
@@ -195,7 +177,7 @@ class Collector(Owner[Lease]):
         return self._found is not None and gc.get_threshold() != (0, *self._found[1:])
 
     def turn_off(self, lease: Lease) -> bool:
-        """Stop automatic collection for a fit. Return False if the program itself has turned collection off."""
+        """Return False if the program itself has turned collection off."""
         with self._lock:
             if not self.automatic:
                 return False
@@ -203,9 +185,9 @@ class Collector(Owner[Lease]):
         with self._lock:
             self.off.add(lease)
             if self._found is None:
-                found = gc.get_threshold()
-                self._found = found
-                gc.set_threshold(0, *found[1:])
+                thresholds = gc.get_threshold()
+                self._found = thresholds
+                gc.set_threshold(0, *thresholds[1:])
             return True
 
     def freeze(self, lease: Lease) -> None:
@@ -218,7 +200,7 @@ class Collector(Owner[Lease]):
 
     @contextmanager
     def collecting(self, why: str) -> Iterator[None]:
-        """Set `reason` to `why` in this block, so that observers recognize our collections."""
+        """Set `reason` in this block, so that observers recognize our collections."""
         before, self.reason = self.reason, why
         try:
             yield
@@ -226,7 +208,6 @@ class Collector(Owner[Lease]):
             self.reason = before
 
     def tick(self, now: float) -> bool:
-        """Release the claims of abandoned fits, and finish interrupted changes."""
         with self._lock:
             idle = {lease for lease in self.held if lease.idle(now)}
             for lease in idle:
@@ -258,28 +239,24 @@ class Collector(Owner[Lease]):
             self._unfreeze()
 
     def _resume(self) -> None:
-        """Restore the thresholds, unless other code has set new thresholds."""
+        """Restore the thresholds, unless other code has set new ones."""
         if self._found is not None:
             if not self.overruled:
                 gc.set_threshold(*self._found)
             self._found = None
 
     def _unfreeze(self) -> None:
-        """Unfreeze the objects that a fit froze.
-
-        If other code froze more objects after the fit did, all objects stay frozen.
-        """
+        """If other code froze more objects after the fit did, all objects stay frozen."""
         mark = self._frozen
-        if mark is _FREEZING or any(one is mark for one in gc.get_objects()):
+        if mark is _FREEZING or any(item is mark for item in gc.get_objects()):
             gc.unfreeze()
         self._frozen = None
 
     def _forked(self) -> None:
-        """Reset the state in a forked child. Frozen objects stay frozen, because their pages are shared."""
+        """Frozen objects stay frozen in a forked child, because their pages are shared."""
         super()._forked()
         self._resume()
         self._clear()
 
 
 COLLECTOR = Collector()
-"""The one `Collector` of this process."""

@@ -1,4 +1,4 @@
-"""Facts about torch's compiler. Nothing here changes what the compiler does.
+"""Facts about torch's compiler. Nothing here changes what it does.
 
 A compiled program must stay compiled while it is measured: eager code rounds and draws random numbers differently,
 issues collectives in another order, and may need far more memory.
@@ -14,37 +14,32 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from perf_callbacks.kernel.process.stacks import callers
 
 RUNS_UNDER_MODES = hasattr(TorchDispatchMode, "ignore_compile_internals")
-"""True if compiled code runs as usual below a `TorchDispatchMode` that ignores it. In torch 2.6, compiled code with
-random numbers raises an error below any mode, and code that is compiled below a mode stays eager."""
+"""Compiled code runs as usual below a `TorchDispatchMode` that ignores it. In torch 2.6, compiled code with random
+numbers raises an error below any mode, and code that is compiled below a mode stays eager."""
 
 
 def in_compiled_call() -> bool:
     """Return True if a call of compiled code is under way in this thread.
 
-    At the end of the call, torch restores the thread's dispatch keys. The dispatch keys also decide whether a
-    `TorchDispatchMode` is active. If a mode was pushed during the call, the mode becomes inactive at the end of the
-    call. If a mode was popped during the call, every operation fails after the call.
+    At its end, torch restores the thread's dispatch keys, which also decide whether a `TorchDispatchMode` is active: a
+    mode that was pushed during the call becomes inactive, and after a mode was popped, every operation fails.
     """
     eval_frame: Any = sys.modules.get("torch._dynamo.eval_frame")
     return eval_frame is not None and any(frame.f_code.co_filename == eval_frame.__file__ for frame in callers())
 
 
 def anything_compiled() -> bool:
-    """Return True if torch's compiler has compiled anything in this process."""
     compiler: Any = sys.modules.get("torch._dynamo.utils")
     return compiler is not None and bool(compiler.counters["stats"].get("unique_graphs"))
 
 
 def compiles() -> bool:
-    """Return True if torch.compile has compiled code in this process, or is set up to compile a function."""
+    """Return True if torch.compile has compiled code in this process, or is set up to."""
     return anything_compiled() or bool(_backends())
 
 
 def generates_code() -> bool:
-    """Return True if compiled code in this process may compute what torch's dispatcher doesn't see.
-
-    The backend `eager`, with which torch runs flex attention outside of compiled code, generates nothing.
-    """
+    """True: code may compute what the dispatcher doesn't see. Not `eager`, torch's backend of flex attention."""
     return anything_compiled() and _backends() != ["eager"]
 
 

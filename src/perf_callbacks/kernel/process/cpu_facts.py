@@ -1,4 +1,4 @@
-"""Read the facts that the choice of CPUs needs: CPU mask, machine, GPU, and number of ranks on the machine."""
+"""Facts for the choice of CPUs: CPU mask, machine, GPU, and number of ranks on the machine."""
 
 import os
 from collections.abc import Callable, Mapping
@@ -16,9 +16,7 @@ LOCAL_RANKS = (
     ("OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"),  # Open MPI
     ("MPI_LOCALRANKID", "MPI_LOCALNRANKS"),  # MPICH and Intel MPI
 )
-"""Environment variables by which launchers pass the local rank and the number of ranks on the machine.
-
-Slurm's variables are left out, because Slurm also sets them for the batch script itself, which is no rank."""
+"""Variables of launchers. Slurm also sets its own for the batch script itself, which is no rank."""
 
 
 def read(
@@ -33,19 +31,10 @@ def read(
     environ: Mapping[str, str] = os.environ,
     inventory: Callable[[], Inventory] = nvml.inventory,
 ) -> CpuFacts | None:
-    """Read the facts that this mode needs; "off" needs only the CPU mask. Return None on a system without CPU masks.
+    """Mode "off" needs only the CPU mask. None: this system has no CPU masks.
 
-    Args:
-        mode: Setting `affinity`.
-        accelerator: Kind of accelerator that the process trains on, or None for the CPU.
-        properties: Function that returns torch's device properties, and may start the device. None: the device has no
-            PCI id.
-        devices: Number of devices that the process drives.
-        workers: Number of worker processes of the DataLoaders, as far as known.
-        local: Local rank and number of ranks on this machine. If `local` is None, the environment is read.
-        root: Directory that contains `/proc` and `/sys`.
-        environ: Variables of the environment.
-        inventory: Function that lists the GPUs of the machine.
+    `properties` returns torch's device properties, and may start the device; without it, there is no PCI id. `local`
+    are local rank and number of ranks here; None: as the environment says. `root` contains `/proc` and `/sys`.
     """
     mask = AFFINITY.found
     if mask is None:
@@ -78,7 +67,7 @@ def read(
 
 
 def local_ranks(environ: Mapping[str, str]) -> tuple[int, int] | None:
-    """Return the local rank and the number of ranks on this machine. Return None if one of the two is unknown."""
+    """None: one of the two is unknown."""
     for names in LOCAL_RANKS:
         words = [environ.get(name, "") for name in names]
         if all([word.isdecimal() for word in words]) and int(words[0]) < int(words[1]):
@@ -87,23 +76,24 @@ def local_ranks(environ: Mapping[str, str]) -> tuple[int, int] | None:
 
 
 def local_rank(environ: Mapping[str, str]) -> int:
-    """Return the local rank, even if the number of ranks on this machine is unknown. Return 0 without a launcher."""
-    known = local_ranks(environ)
-    if known is not None:
-        return known[0]
+    """Return the local rank, even if the number of ranks here is unknown; 0 without a launcher."""
+    ranks = local_ranks(environ)
+    if ranks is not None:
+        return ranks[0]
     words = [environ.get(name, "") for name, _ in LOCAL_RANKS]
     return next((int(word) for word in words if word.isdecimal()), 0)
 
 
-def _gpu(found: Any, machine: Machine, root: Path, inventory: Callable[[], Inventory]) -> tuple[Gpu | None, str | None]:
-    """Return the location of the GPU with these properties, or the reason why the location is unknown.
+def _gpu(
+    properties: Any, machine: Machine, root: Path, inventory: Callable[[], Inventory]
+) -> tuple[Gpu | None, str | None]:
+    """Return where the GPU is, or why that is unknown.
 
-    The PCI id from torch identifies the GPU. If torch gives only the UUID, NVML gives the PCI id. CUDA_VISIBLE_DEVICES
-    and CUDA_DEVICE_ORDER don't matter.
+    Its PCI id counts, or NVML's for its UUID, whatever CUDA_VISIBLE_DEVICES and CUDA_DEVICE_ORDER are.
     """
-    uuid, pci = bare(str(getattr(found, "uuid", ""))), None
-    if hasattr(found, "pci_bus_id"):
-        pci = pci_id(found.pci_domain_id, found.pci_bus_id, found.pci_device_id)
+    uuid, pci = bare(str(getattr(properties, "uuid", ""))), None
+    if hasattr(properties, "pci_bus_id"):
+        pci = pci_id(properties.pci_domain_id, properties.pci_bus_id, properties.pci_device_id)
     if pci is None:
         listed = inventory()
         pci = next((gpu.pci for gpu in listed.gpus if gpu.uuid == uuid), None)

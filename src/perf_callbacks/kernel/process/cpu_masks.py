@@ -1,9 +1,8 @@
 """Owner of the CPU masks of all threads: narrows them for several fits at once, and restores them at the end.
 
 On Linux each thread has its own mask, which new threads and processes inherit. A change covers every thread whose mask
-equals the mask of the main thread. A thread that other code pinned to other CPUs keeps its mask. Masks stay narrow
-while any fit is bound to CPUs. When the last fit ends, all masks are restored, including the masks of threads that
-started meanwhile.
+equals the main thread's, and not a thread that other code pinned. Masks stay narrow while any fit is bound; then all
+are restored, also of threads that started meanwhile.
 """
 
 import os
@@ -16,12 +15,11 @@ from perf_callbacks.kernel.process.owner import Owner
 TASKS = Path("/proc/self/task")
 
 PASSES = 3
-"""Largest number of passes over all threads. One pass may not be enough: a thread that starts meanwhile may inherit the
-old mask."""
+"""Most passes over all threads: a thread that starts meanwhile may inherit the old mask."""
 
 
 class Threads:
-    """Threads of this process, as `/proc` lists them. On a system without CPU masks, the list is empty."""
+    """Threads of this process, as `/proc` lists them; none on a system without CPU masks."""
 
     def all(self) -> list[int]:
         if not hasattr(os, "sched_setaffinity"):
@@ -32,7 +30,6 @@ class Threads:
         return threads
 
     def get(self, thread: int) -> Cpus:
-        """Return a thread's mask. Raises `OSError` if the thread has ended."""
         return frozenset(os.sched_getaffinity(thread))
 
     def set(self, thread: int, cpus: Cpus) -> None:
@@ -40,7 +37,7 @@ class Threads:
 
 
 class Affinity(Owner[Cpus]):
-    """Owner of the CPU masks of a process's threads. The wish of a fit is a set of CPUs."""
+    """The wish of a fit is a set of CPUs."""
 
     def __init__(self, threads: Threads) -> None:
         super().__init__()
@@ -56,7 +53,7 @@ class Affinity(Owner[Cpus]):
 
     @property
     def found(self) -> Cpus | None:
-        """CPUs that the process may use while no fit is bound to CPUs. None if the system has no CPU masks."""
+        """CPUs of the process while no fit is bound. None: the system has no CPU masks."""
         if self._found is not None:
             return self._found
         main = self._threads.all()[:1]
@@ -68,19 +65,18 @@ class Affinity(Owner[Cpus]):
         return [(thread, mask) for thread, mask in masks if mask is not None]
 
     def bind(self, fit: object, cpus: Cpus) -> None:
-        """Limit all threads to these CPUs for a fit.
+        """Limit all threads to these CPUs, or those that all bound fits share; no effect if there are none.
 
-        If several fits are bound, threads get the CPUs that all fits have in common. A fit without CPUs in common with
-        the earlier fits is ignored. If the system refuses, raise `OSError` and change nothing.
+        If the system refuses, raise `OSError` and change nothing.
         """
         with self._lock:
-            found = self.found
-            if found is None:
+            before = self.found
+            if before is None:
                 return
             if self._found is None:
-                self._others = {thread: mask for thread, mask in self.now if mask != found}
-                self._ours = {found}
-                self._found = found
+                self._others = {thread: mask for thread, mask in self.now if mask != before}
+                self._ours = {before}
+                self._found = before
             self._claim(fit, cpus)
             try:
                 self.reconcile()
@@ -89,7 +85,7 @@ class Affinity(Owner[Cpus]):
                 raise
 
     def let_go(self, fit: object) -> None:
-        """Restore the masks if no other fit is bound. Idempotent, and callable from finalizers."""
+        """Idempotent, and callable from finalizers."""
         with suppress(OSError):  # the CPUs that were found are no longer allowed
             super().let_go(fit)
 
@@ -112,7 +108,7 @@ class Affinity(Owner[Cpus]):
             raise refused[0]
 
     def _move(self, thread: int, refused: list[OSError]) -> bool:
-        """Move a thread to the target unless other code pinned the thread. Return True if the thread was moved."""
+        """Move a thread to the target unless other code pinned it. Return True if it was moved."""
         mask = self._mask(thread)
         pinned = self._others.get(thread)  # an id may be used again
         if mask == self._target or mask not in self._ours or mask == pinned:
@@ -127,16 +123,14 @@ class Affinity(Owner[Cpus]):
         return True
 
     def _mask(self, thread: int) -> Cpus | None:
-        """Return the mask of a thread; None if the thread has ended."""
         with suppress(OSError):
             return self._threads.get(thread)
         return None
 
     def _forked(self) -> None:
-        """Forget all fits in a forked child. The child keeps its CPU mask."""
+        """A forked child keeps its CPU mask."""
         super()._forked()
         self._clear()
 
 
 AFFINITY = Affinity(Threads())
-"""The one `Affinity` of this process."""

@@ -1,4 +1,4 @@
-"""Choose CPUs for a rank, near its GPU and within its current CPU mask."""
+"""Chooses CPUs for a rank, near its GPU and within its current CPU mask."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,9 +12,8 @@ class Machine:
     """Online CPUs of a machine, by NUMA node."""
 
     nodes: Mapping[int, Cpus]
-    """CPUs of each NUMA node that has CPUs. Empty: unknown."""
     quota: float | None = None
-    """CPU time that the control group allows, as a number of CPUs. None: no limit is known."""
+    """CPU time that the control group allows, in CPUs. None: no limit is known."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -23,7 +22,7 @@ class Gpu:
 
     pci: str
     node: int | None
-    """NUMA node of the GPU. None if the machine has several nodes, and the firmware doesn't know the GPU's node."""
+    """None: the machine has several NUMA nodes, and the firmware doesn't know the GPU's."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -31,28 +30,26 @@ class CpuFacts:
     """Facts by which the CPUs of a process are chosen."""
 
     mask: Cpus
-    """CPUs that the process may run on while no fit is bound to CPUs."""
+    """While no fit is bound to CPUs."""
     machine: Machine
     gpu: Gpu | None = None
     gpu_unknown: str | None = None
-    """Reason why the location of the accelerator is unknown. None if the location is known, or if training runs on the
-    CPU."""
+    """Why the location of the accelerator is unknown. None: it is known, or training runs on the CPU."""
     local_rank: int = 0
     local_world_size: int = 1
     ranks_unknown: bool = False
     """True: there are other ranks, and their number on this machine is unknown."""
     workers: int = 0
-    """Number of worker processes of the DataLoaders, as far as known."""
     bound: bool = False
-    """True: the CPU mask of the process is smaller than the mask of its parent process."""
+    """True: the process has a smaller CPU mask than its parent."""
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """CPUs chosen for a process, and the reason for the choice."""
+    """CPUs chosen for a process, and the reason."""
 
     cpus: Cpus | None
-    """CPUs within the current mask. Empty: the mask excludes all suitable CPUs. None: there is nothing to choose."""
+    """Empty: the mask excludes all suitable CPUs. None: there is nothing to choose."""
     why: str
 
 
@@ -93,7 +90,6 @@ def choose(mode: str, facts: CpuFacts) -> Choice:
 
 
 def _nothing(mode: str, facts: CpuFacts) -> str | None:
-    """Return the reason why there is no choice of CPUs; None if there is a choice."""
     nodes = len(facts.machine.nodes)
     if nodes == 0:
         return "the system does not show its NUMA nodes"

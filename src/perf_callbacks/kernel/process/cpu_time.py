@@ -1,4 +1,4 @@
-"""Read Linux's counters: CPU time and waits of a thread, idle time of CPUs, and pauses because of a CPU quota."""
+"""Linux's counters: CPU time and waits of a thread, idle time of CPUs, and pauses because of a CPU quota."""
 
 import os
 import threading
@@ -11,26 +11,25 @@ from perf_callbacks.kernel.foreign_errors import suppress
 NANO = 1e-9
 
 _THROTTLED = {"throttled_usec": 1e-6, "throttled_time": NANO}
-"""Names of a counter: the time in which a CPU quota stopped threads. Control groups of version 2 use the first name,
-version 1 the second name. Each value is the length of the counter's unit in seconds."""
+"""Time in which a CPU quota stopped threads, in seconds: control groups of version 2, and of version 1."""
 
 _IDLE, _WAITING = 3, 4
 """Columns of /proc/stat: idle ticks, and idle ticks while tasks waited for a disk."""
 
 
 class CpuTime(NamedTuple):
-    """Times of a thread, in seconds since the thread began."""
+    """Seconds since the thread began."""
 
     ran: float
     queued: float
-    """Time in which the thread was ready to run and waited for a CPU."""
+    """Ready to run, without a CPU."""
 
     def since(self, before: "CpuTime") -> "CpuTime":
         return CpuTime(self.ran - before.ran, self.queued - before.queued)
 
 
 def read(thread: int | None = None, root: Path = Path("/")) -> CpuTime | None:
-    """Read the times of the thread with this native id (default: the calling thread); None if unavailable."""
+    """`thread` is a native id; None: the calling thread."""
     with suppress(OSError, ValueError, IndexError):
         file = root / f"proc/self/task/{thread or threading.get_native_id()}/schedstat"
         ran, queued, *_ = map(int, file.read_text(encoding="ascii").split())
@@ -55,19 +54,17 @@ def runnable(thread: int, root: Path = Path("/")) -> bool:
 
 
 def idle(cpus: Collection[int], root: Path = Path("/")) -> float | None:
-    """Return the sum of the idle seconds of these CPUs since boot; None if unavailable."""
-    found = []
+    idle_ticks = []
     with suppress(OSError, ValueError, IndexError, AttributeError):  # Windows has no `sysconf`
         for line in (root / "proc/stat").read_text(encoding="ascii").splitlines():
             name, *ticks = line.split()
             if name != "cpu" and name.startswith("cpu") and int(name.removeprefix("cpu")) in cpus:
-                found.append(int(ticks[_IDLE]) + int(ticks[_WAITING]))
-        return sum(found) / os.sysconf("SC_CLK_TCK") if found and len(found) == len(cpus) else None
+                idle_ticks.append(int(ticks[_IDLE]) + int(ticks[_WAITING]))
+        return sum(idle_ticks) / os.sysconf("SC_CLK_TCK") if idle_ticks and len(idle_ticks) == len(cpus) else None
     return None
 
 
 def throttled(root: Path = Path("/")) -> float | None:
-    """Return the seconds for which a CPU quota stopped the threads of the control group; None if unavailable."""
     for file in ("sys/fs/cgroup/cpu.stat", "sys/fs/cgroup/cpu/cpu.stat"):
         with suppress(OSError, ValueError):
             for line in (root / file).read_text(encoding="ascii").splitlines():

@@ -1,4 +1,4 @@
-"""Device classes: one class per kind of device, and `Device` for any other accelerator that torch knows.
+"""One class per kind of device, and `Device` for any other accelerator that torch knows.
 
 No other file names a kind of accelerator. Importing this file starts no device. A method that reads facts makes a
 context on a device only if its docstring mentions the context.
@@ -24,10 +24,10 @@ EXPANDABLE = "expandable_segments:True"
 
 
 class Device:
-    """Device of any kind. `Device` works for every accelerator with torch's usual functions and events."""
+    """Works for every accelerator with torch's usual functions and events."""
 
     blocking_names: tuple[str, ...] = ()
-    """Variables of the vendor's that make the host wait for each kernel. Empty: no variable is known."""
+    """Variables of the vendor's that make the host wait for each kernel. Empty: none is known."""
     uncached_names: tuple[str, ...] = ()
     """Variables that turn off the cache of device memory."""
     allocator_names: tuple[str, ...] = ()
@@ -37,7 +37,7 @@ class Device:
     pinned_copies: bool | None = None
     """True: copies from pinned memory overlap with the device's work. None: the checklist only advises such memory."""
     reliable_events = False
-    """True: events of this device always work. A slow event only shows that the device is busy."""
+    """True: events always work. A slow event only shows that the device is busy."""
 
     def __init__(self, place: torch.device) -> None:
         self.place = place
@@ -46,25 +46,24 @@ class Device:
 
     @property
     def module(self) -> Any:
-        """Module of torch for this kind of device, such as `torch.cuda`. None if there is no such module."""
+        """Such as `torch.cuda`. None: torch has no module for this kind."""
         with suppress(RuntimeError):
             return torch.get_device_module(self.place)
         return None
 
     @property
     def name(self) -> str:
-        """Name of the device, such as "NVIDIA H200"; its kind if the name is unknown."""
+        """Such as "NVIDIA H200"; the kind if the name is unknown."""
         with suppress(Exception):  # no such function, or a driver that doesn't answer
             return str(self.module.get_device_name(self.place))
         return self.kind
 
     @property
     def untimed(self) -> str | None:
-        """Reason why events must not time this device, or None if there is no reason."""
         return None
 
     def timing(self) -> Timing:
-        """Return the clock for a fit on this device. The call waits for the device, and may make a context."""
+        """Return the clock for a fit. The call waits for the device, and may make a context."""
         why = self.untimed
         if why is not None:
             return Timing(unstaged=why)
@@ -84,7 +83,7 @@ class Device:
         return Timing(EventTimeline(make, record=record, capturing=capturing, stream=self._stream(place)))
 
     def _stream(self, place: torch.device) -> Callable[[], object]:
-        """Return the function that returns the current stream, or a constant if streams can't be compared."""
+        """Return what returns the current stream, or a constant if streams can't be compared."""
         with suppress(Exception):  # no such function, or another signature
             stream: Callable[[], object] = partial(self.module.current_stream, place)
             if stream() == stream():
@@ -96,7 +95,7 @@ class Device:
         return partial(torch.Event, self.place, enable_timing=True) if own is None else partial(own, enable_timing=True)
 
     def allocator(self) -> Allocator | None:
-        """Read the allocator's statistics without waiting for the device; None if there are none."""
+        """Don't wait for the device. None: it has no statistics."""
         with suppress(Exception):  # an allocator that is not torch's, or none
             module = self.module
             if hasattr(module, "memory_stats_as_nested_dict"):  # seven times as fast as `memory_stats`
@@ -113,11 +112,11 @@ class Device:
         return None
 
     def headroom(self) -> int | None:
-        """Return the free bytes, also within the allocator; None if unknown. The process must have a context."""
+        """Return the free bytes, also within the allocator. The process must have a context."""
         with suppress(Exception):  # no such function
-            found = self.allocator()
+            allocator = self.allocator()
             free = int(self.module.mem_get_info(self.place)[0])
-            return None if found is None else free + found.reserved_bytes - found.allocated_bytes
+            return None if allocator is None else free + allocator.reserved_bytes - allocator.allocated_bytes
         return None
 
     @property
@@ -132,15 +131,14 @@ class Device:
         return False
 
     def features(self) -> Features:
-        """Return the known features of the device. The call makes a context if the program has made none."""
+        """The call makes a context if the program has made none."""
         return Features()
 
     def properties(self) -> Callable[[], Any] | None:
-        """Return a function that returns torch's device properties, with the PCI id. None if there is no PCI id."""
+        """Return what reads torch's device properties. None: they have no PCI id."""
         return None
 
     def refuses(self) -> str | None:
-        """Return the reason why the device doesn't start. None: the device starts, or can't be tested."""
         ask = self.properties()
         with guard() as attempt:
             if ask is not None:
@@ -148,22 +146,20 @@ class Device:
         return attempt.reason or None
 
     def multiplies_in_tf32(self, *, convolution: bool = False) -> bool:  # noqa: ARG002 for other kinds
-        """Return True if float32 matrix products (or, with `convolution`, float32 convolutions) use TF32."""
+        """Say if float32 matrix products (or, with `convolution`, float32 convolutions) use TF32."""
         return False
 
     @property
     def blocking(self) -> str | None:
-        """Name of the variable in the environment that makes the host wait for each kernel; None if there is none."""
         return next((name for name in self.blocking_names if os.environ.get(name, "0") not in {"", "0"}), None)
 
     @property
     def uncached(self) -> str | None:
-        """Name of the variable in the environment that turns off the cache of device memory; None if there is none."""
         return next((name for name in self.uncached_names if name in os.environ), None)
 
     @property
     def expandable(self) -> str | None:
-        """Environment setting that turns on expandable segments of memory; None if they are on or not available."""
+        """Setting that turns on expandable segments. None: they are on or not available."""
         names = self.allocator_names
         if not names or any(EXPANDABLE in os.environ.get(name, "") for name in names):
             return None
@@ -171,7 +167,7 @@ class Device:
 
 
 class Cpu(Device):
-    """The CPU. The host's clock times steps and stages."""
+    """The host's clock times steps and stages."""
 
     @property
     def name(self) -> str:
@@ -179,18 +175,16 @@ class Cpu(Device):
 
     @property
     def captures(self) -> bool:
-        """False: a CPU has no graphs."""
         return False
 
     def timing(self) -> Timing:
         return Timing()
 
     def allocator(self) -> Allocator | None:
-        """Return None: the host's allocator has no statistics."""
         return None
 
     def headroom(self) -> int | None:
-        """Return the bytes that this rank can still allocate: its share of the memory, or less under `ulimit -v`."""
+        """Return what this rank can still allocate: its share of the memory, or less under `ulimit -v`."""
         _, ranks = local_ranks(os.environ) or (0, 1)
         available = memory_available()
         shared = None if available is None else available // ranks
@@ -208,24 +202,23 @@ class Cuda(Device):
     clocks = "nvidia-smi -q -d PERFORMANCE"
 
     def properties(self) -> Callable[[], Any]:
-        """Return a function that returns torch's device properties. Calling this function makes a context."""
+        """Calling the result makes a context."""
         return partial(torch.cuda.get_device_properties, self.place)
 
     def features(self) -> Features:
-        """Derive the features from the compute capability: tensor cores since V100, TF32 and bf16 since A100."""
+        """By compute capability: tensor cores since V100, TF32 and bf16 since A100."""
         with suppress(Exception):  # CUDA doesn't start
-            found, capability = self.properties()(), torch.cuda.get_device_capability(self.place)
+            properties, capability = self.properties()(), torch.cuda.get_device_capability(self.place)
             return Features(
                 half="bf16" if capability >= (8, 0) else "fp16" if capability >= (7, 0) else None,
                 tensor_cores=capability >= (7, 0),
                 tf32=capability >= (8, 0),
-                multiprocessors=int(found.multi_processor_count),
-                uuid=str(found.uuid) if hasattr(found, "uuid") else None,  # an older torch has none
+                multiprocessors=int(properties.multi_processor_count),
+                uuid=str(properties.uuid) if hasattr(properties, "uuid") else None,  # an older torch has none
             )
         return Features()
 
     def multiplies_in_tf32(self, *, convolution: bool = False) -> bool:
-        """Return True if the device has TF32, and torch's switch is on."""
         matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
         newer, older = (getattr(cudnn, "conv", None), cudnn) if convolution else (matmul, matmul)
         precision = getattr(newer, "fp32_precision", None)  # since torch 2.9; then the older switch may raise an error
@@ -233,7 +226,7 @@ class Cuda(Device):
 
 
 class Rocm(Cuda):
-    """An AMD GPU. torch calls it "cuda", like an NVIDIA GPU."""
+    """torch calls an AMD GPU "cuda", like an NVIDIA GPU."""
 
     blocking_names = ("AMD_SERIALIZE_KERNEL", "HIP_LAUNCH_BLOCKING", "CUDA_LAUNCH_BLOCKING")
     uncached_names = ("PYTORCH_NO_HIP_MEMORY_CACHING", "PYTORCH_NO_CUDA_MEMORY_CACHING")
@@ -241,14 +234,14 @@ class Rocm(Cuda):
     clocks = "rocm-smi --showclocks"
 
     def features(self) -> Features:
-        """Derive the features from the architecture. MI100 has fp16, MI200 and later have bf16, and MI300 has TF32."""
+        """By architecture: MI100 has fp16, MI200 and later have bf16, and MI300 has TF32."""
         with suppress(Exception):  # as above
-            found = self.properties()()
-            name = str(found.gcnArchName).partition(":")[0]
+            properties = self.properties()()
+            name = str(properties.gcnArchName).partition(":")[0]
             return Features(
                 half="bf16" if name.startswith(("gfx90a", "gfx94", "gfx95")) else "fp16" if name == "gfx908" else None,
                 tf32=name.startswith("gfx94"),
-                multiprocessors=int(found.multi_processor_count),
+                multiprocessors=int(properties.multi_processor_count),
                 architecture=name,
             )
         return Features()
@@ -266,12 +259,12 @@ class Xpu(Device):
     pinned_copies = True
 
     def features(self) -> Features:
-        """Return bf16 as the fast 16-bit format if the device has matrix engines."""
+        """bf16 is the fast 16-bit format if the device has matrix engines."""
         with suppress(Exception):  # as above
-            found = torch.xpu.get_device_capability(self.place)
+            capability = torch.xpu.get_device_capability(self.place)
             units = getattr(torch.xpu.get_device_properties(self.place), "max_compute_units", None)
             return Features(
-                half="bf16" if found.get("has_subgroup_matrix_multiply_accumulate") else None,
+                half="bf16" if capability.get("has_subgroup_matrix_multiply_accumulate") else None,
                 multiprocessors=units,
             )
         return Features()
@@ -294,7 +287,7 @@ class Hpu(Device):
 
     @property
     def untimed(self) -> str | None:
-        """Reason why a Gaudi can't be timed in lazy mode, the default of older versions of torch for Gaudi."""
+        """A Gaudi can't be timed in lazy mode, the default of older versions of torch for Gaudi."""
         if os.environ.get("PT_HPU_LAZY_MODE") == "0":
             return None
         return "hpu may only record operations, and compute them later, unless PT_HPU_LAZY_MODE=0"
@@ -307,7 +300,7 @@ class Mps(Device):
 
     @property
     def untimed(self) -> str | None:
-        """Reason: reading an event of MPS waits for the device, and may hang the process (reported with torch 2.10)."""
+        """Reading an event of MPS waits for the device, and may hang the process (reported with torch 2.10)."""
         return "reading an event of mps waits for the device"
 
 
@@ -318,30 +311,26 @@ class Xla(Device):
 
     @property
     def untimed(self) -> str | None:
-        """Reason: XLA records operations and computes them later, so events would time only the recording."""
+        """Events would time only the recording."""
         return "xla only records operations, and computes them later"
 
 
 KINDS: dict[str, type[Device]] = {
     "cpu": Cpu, "cuda": Cuda, "xpu": Xpu, "npu": Npu, "hpu": Hpu, "mps": Mps, "xla": Xla,
 }  # fmt: skip
-"""Class for each kind of device. Other kinds use `Device`."""
 
 
-def of(place: torch.device) -> Device:
-    """Return the `Device` for a `torch.device`."""
+def device_at(place: torch.device) -> Device:
     if _built_for_rocm() and place.type == "cuda":
         return Rocm(place)
     return KINDS.get(place.type, Device)(place)
 
 
 def may_be_nvidia(place: torch.device) -> bool:
-    """Return True if the machine of this device may have an NVIDIA GPU."""
     return not _built_for_rocm() and place.type in {"cpu", "cuda"}
 
 
 def cuda_version() -> str | None:
-    """Return the version of CUDA that torch is built for. None: torch is built without CUDA."""
     return torch.version.cuda
 
 
@@ -353,31 +342,25 @@ def default(local_rank: int = 0) -> torch.device:
 
 
 def of_model(model: nn.Module | None, place: torch.device, number: int = 1) -> tuple[Device, ...]:
-    """Return `place` and the other devices of the same kind that hold a model's parameters. `place` comes first.
-
-    DataParallel trains on `number` devices, and only some of the devices hold parameters. For DataParallel, return the
-    devices 0 to `number` - 1. If `place` is not one of the devices 0 to `number` - 1, return only `place` and the
-    devices that hold parameters.
-    """
+    """Return `place`, then its kind's other devices with parameters; for DataParallel, the first `number`."""
     if place.type == "cpu":
-        return (of(place),)
+        return (device_at(place),)
     places = [place]
     for parameter in () if model is None else model.parameters():
         if parameter.device.type == place.type and parameter.device not in places:
             places.append(parameter.device)
-    if of(place).index is None and len(places) > 1:  # "cuda" is the current device, which has a number elsewhere
+    if device_at(place).index is None and len(places) > 1:  # "cuda" is the current device, which has a number elsewhere
         del places[0]
     first = [torch.device(place.type, index) for index in range(number)]
     if len(places) < number and places[0] in first:
-        places = [places[0], *[one for one in first if one != places[0]]]
-    return tuple(map(of, places))
+        places = [places[0], *[other for other in first if other != places[0]]]
+    return tuple(map(device_at, places))
 
 
 def allocators(devices: Iterable[Device]) -> Allocator | None:
-    """Return the sums of the allocators' statistics over these devices; None if any is unknown."""
-    found = [device.allocator() for device in devices]
-    known = [one for one in found if one is not None]
-    return Allocator(*map(sum, zip(*known, strict=True))) if known and len(known) == len(found) else None
+    states = [device.allocator() for device in devices]
+    readings = [state for state in states if state is not None]
+    return Allocator(*map(sum, zip(*readings, strict=True))) if readings and len(readings) == len(states) else None
 
 
 def synchronize() -> None:
@@ -385,7 +368,7 @@ def synchronize() -> None:
     accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
     if accelerator is None:
         return
-    module = of(accelerator).module
+    module = device_at(accelerator).module
     if getattr(module, "is_initialized", bool)():
         getattr(module, "synchronize", torch.accelerator.synchronize)()
 

@@ -1,4 +1,4 @@
-"""Time stages on the device: record events on the training stream, and measure the time between two events."""
+"""Times stages on the device, by events on the training stream."""
 
 import logging
 import math
@@ -15,28 +15,24 @@ from perf_callbacks.kernel.failures import describe, guard
 from perf_callbacks.kernel.foreign_errors import let_pass
 
 CAPACITY = 4096
-"""Largest number of events in use at once. If a step needs more events, its duration stays unknown."""
+"""Events in use at once. If a step needs more, its duration stays unknown."""
 
 MOST_BEHIND = 1024
-"""Maximum number of ended steps that wait for their events. If more steps wait, the duration of the oldest step stays
-unknown, because the events of the oldest step may never complete."""
+"""Ended steps that wait for their events. Of more, the oldest is given up: its events may never complete."""
 
 MOST_WAITS = 1024
-"""Largest number of waits for other ranks that are timed with events in one step. Later waits count as part of the
-stage around them."""
+"""Waits for other ranks that one step times with events. Later ones count for the stage around them."""
 
 SAID_AFTER = 100
-"""A warning is logged if the times of this many steps in a row are missing."""
+"""Missing steps in a row after which a warning is logged."""
 
 PROBE_SECONDS = 2.0
-"""Longest time, in seconds, that `why_unusable` waits for its two events."""
+"""Longest wait of `why_unusable` for its two events."""
 
 LOST: Final = "lost"
-"""Reason given for a step whose duration the device did not report."""
 
 CAPTURED: Final = "captured"
-"""Reason given for a step in which a CUDA graph was captured. During a capture, our events must be neither recorded nor
-queried."""
+"""A CUDA graph was captured in the step: our events must then be neither recorded nor queried."""
 
 log = logging.getLogger("perf_callbacks")
 
@@ -47,17 +43,13 @@ class Event(Protocol):
     def record(self) -> None:
         """Record the point at the current end of the current stream."""
 
-    def query(self) -> bool:
-        """Return True if the stream has passed the point."""
-        ...
+    def query(self) -> bool: ...
 
     def elapsed_time(self, end_event: Any, /) -> float: ...
 
 
 class EventTimeline:
-    """Times stages as differences between successive events on the training stream.
-
-    The times of the stages sum to the time of the step.
+    """Times stages as differences between successive events on the training stream. They sum to the time of the step.
 
     The host queues events and never waits for them. Data time is the time in which the stream was idle, plus the copy
     of the batch. A loader that works while the device is busy adds no data time.
@@ -72,15 +64,6 @@ class EventTimeline:
         stream: Callable[[], object] = lambda: None,
         capacity: int = CAPACITY,
     ) -> None:
-        """Make some events.
-
-        Args:
-            make: Makes an event.
-            record: Function that records an event on the training stream.
-            capturing: Function that returns True while a graph is captured on the training stream.
-            stream: Returns the current stream.
-            capacity: Largest number of events in use at once.
-        """
         self._make, self._record, self._capacity = make, record, capacity
         self.capturing = capturing
         self._stream = stream
@@ -90,23 +73,16 @@ class EventTimeline:
         self._made = len(self._free)
         self._open: list[tuple[Mark, Event]] = []
         self._broken: str | None = None
-        """Reason why the duration of the current step is unknown. None: so far, the duration can be measured."""
         self._closed: deque[tuple[list[tuple[Mark, Event]], Event | str]] = deque()
-        """Steps that have ended. Each entry holds the events of a step. Each entry also holds the step's end event, or
-        the reason why the step's duration is unknown."""
+        """Events of each ended step, and its end event or the reason why its duration is unknown."""
         self._lost_in_row = 0
         self._failed = False
-        """True: the device raised an error. After an error of the device, no event is used, and no step gets a
-        duration."""
+        """True after an error of the device: no event is used any more."""
         self._waits, self._left_out = 0, list[bool]()
-        """`_waits` is the number of waits in the current step. `_left_out` has an entry for each `Begin` whose `BACK`
-        has not come yet. The entry is True if neither the `Begin` nor its `BACK` gets an event."""
+        """Waits in the current step; and for each open `Begin`, whether neither it nor its `BACK` gets an event."""
 
     def mark(self, mark: Mark) -> None:
-        """Begin a stage or step. Work that is queued after this call belongs to this stage or step.
-
-        An error of the device never reaches the caller, because the caller may be any code of torch.
-        """
+        """Work queued from now on is of this stage. Errors of a device never reach the caller, any code of torch."""
         try:
             if self._failed:
                 self._miss(mark, LOST)
@@ -121,17 +97,14 @@ class EventTimeline:
             self._miss(mark, LOST)
 
     def _miss(self, mark: Mark, reason: str) -> None:
-        """Leave the current step's duration unknown. If `mark` is `END`, the next step begins without an event."""
+        """Leave the current step's duration unknown. After `END`, the next step begins without an event."""
         self._broken = reason
         if mark is END:
             self._close(reason)
             self._broken = reason
 
     def _leaves(self, mark: Mark) -> bool:
-        """Return True if the mark begins or ends a wait that gets no events.
-
-        A wait gets no events if it is on another stream, or if the step already has `MOST_WAITS` waits.
-        """
+        """Return True if the mark belongs to a wait without events: on another stream, or after `MOST_WAITS` waits."""
         if mark is BACK:
             return self._left_out.pop() if self._left_out else False
         if isinstance(mark, Begin):
@@ -148,7 +121,6 @@ class EventTimeline:
         self._failed = True
 
     def _cut(self) -> None:
-        """Record one event, which ends a step and begins the next step."""
         event = self._take()
         if event is None and len(self._open) > 1:  # the step is lost; an event of the lost step begins the next step
             event = self._open.pop()[1]
@@ -170,10 +142,7 @@ class EventTimeline:
         self._left_out.clear()
 
     def ready(self) -> list[tuple[float, ...] | str]:
-        """Return one entry for each step that has finished since the last call.
-
-        An entry holds the seconds of each stage, or the reason why they are unknown.
-        """
+        """Return, for each step that has finished since the last call, each stage's seconds or why they are unknown."""
         done: list[tuple[float, ...] | str] = []
         if self._closed and not self._failed and self._ask(self.capturing):
             return done
@@ -183,16 +152,15 @@ class EventTimeline:
             if late and not self._failed and len(self._closed) <= MOST_BEHIND:
                 break
             self._closed.popleft()
-            found = LOST if late else _measure(marks, end)
-            done.append(found)
-            self._lost_in_row = self._lost_in_row + 1 if found is LOST else 0
+            times = LOST if late else _measure(marks, end)
+            done.append(times)
+            self._lost_in_row = self._lost_in_row + 1 if times is LOST else 0
             if self._lost_in_row == SAID_AFTER and not self._failed:
                 log.warning("perf_callbacks: the device has given no times for %d steps in a row.", SAID_AFTER)
             self._free += [event for _, event in marks]  # an event that is not done may be recorded anew
         return done
 
     def _ask(self, question: Callable[[], bool]) -> bool:
-        """Return the device's answer to a question. Return False after an error."""
         try:
             return question()
         except Exception as error:  # noqa: BLE001 for example, the device is lost
@@ -255,14 +223,7 @@ def _in_order(lengths: list[float]) -> list[float]:
 
 
 def recording_on(module: Any, place: Any) -> Callable[[Any], None]:
-    """Return the function that records an event on the current stream of a device.
-
-    Without a stream, an event is recorded on the current device, which may be a different device.
-
-    Args:
-        module: Module of torch for this kind of device.
-        place: The `torch.device`.
-    """
+    """Record events on the current stream of `place`: without a stream, the current device may be another."""
     current, index = getattr(module, "current_device", None), place.index
 
     def record(event: Any) -> None:
@@ -275,11 +236,9 @@ def recording_on(module: Any, place: Any) -> Callable[[Any], None]:
 
 
 def why_unusable(make: Callable[[], Event], record: Callable[[Event], object], *, reliable: bool = False) -> str | None:
-    """Return the reason why a device's events can't time steps. Return None if a test with two events succeeds.
+    """Return why a device's events can't time steps, by a test with two of them.
 
-    The call waits at most two seconds for the work that is queued on the device. If the queued work takes more than two
-    seconds, only events with `reliable=True` count as usable. For example, a rank may wait more than two seconds for
-    rank 0's weights.
+    After two seconds, behind work such as a wait for rank 0's weights, only `reliable` events count as usable.
     """
     with guard() as attempt:
         first, second = make(), make()

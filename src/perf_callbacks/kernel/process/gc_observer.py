@@ -1,4 +1,4 @@
-"""Time garbage collections with a callback in `gc.callbacks`."""
+"""Times garbage collections with a callback in `gc.callbacks`."""
 
 import gc
 import os
@@ -13,19 +13,13 @@ from perf_callbacks.kernel.process.stacks import calling_line
 
 
 class GcObserver:
-    """Times every garbage collection while installed, at no cost between collections.
-
-    A collection counts as automatic if the youngest generation exceeded its threshold when the collection began. A
-    `gc.collect()` call of the program counts as automatic too if the youngest generation exceeds its threshold at the
-    call.
-    """
+    """Times garbage collections, at no cost between them. Automatic: the youngest generation was too large."""
 
     def __init__(self, report: Callable[[Pause], object], clock: Callable[[], float] = perf_counter) -> None:
         self._report = report
         self._clock = clock
         self.calls: dict[str, float] = {}
-        """Seconds in `gc.collect()`, by the line of the program that called it. The key "" stands for calls by
-        frameworks."""
+        """Seconds in `gc.collect()`, by the calling line of the program; "" stands for frameworks."""
         self._line: str | None = None
         self._start: float | None = None
         self._automatic = False
@@ -34,14 +28,14 @@ class GcObserver:
         self._process = os.getpid()
 
     def install(self) -> None:
-        """Begin to observe. Idempotent."""
+        """Idempotent."""
         if self._on_gc not in gc.callbacks:
             gc.callbacks.append(self._on_gc)
         if self not in COLLECTOR.observers:
             COLLECTOR.observers.append(self)
 
     def remove(self) -> None:
-        """Stop observing. Idempotent."""
+        """Idempotent."""
         if self in COLLECTOR.observers:
             COLLECTOR.observers.remove(self)
         if self._on_gc in gc.callbacks:
@@ -49,17 +43,14 @@ class GcObserver:
 
     @contextmanager
     def timing(self, generation: int) -> Iterator[Callable[[int], None]]:
-        """Time a collection that a fit makes.
-
-        During the collection, the observer's callback is not in `gc.callbacks`.
-        """
+        """Time a collection that a fit makes. Meanwhile, our callback is not in `gc.callbacks`."""
         place = gc.callbacks.index(self._on_gc) if self._on_gc in gc.callbacks else None
         made, start, reason = gc.get_count()[0], self._clock(), COLLECTOR.reason
 
-        def ended(found: int) -> None:
+        def ended(garbage: int) -> None:
             seconds = self._clock() - start
             here = threading.get_ident() == self._thread
-            self._report(Pause(generation, start, seconds, found, False, here, reason, made))
+            self._report(Pause(generation, start, seconds, garbage, False, here, reason, made))
 
         try:
             if place is not None:

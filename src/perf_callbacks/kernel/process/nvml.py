@@ -1,8 +1,4 @@
-"""NVIDIA GPUs of the machine, as NVML lists them, including GPUs that CUDA hides from this process.
-
-Only this file imports `pynvml`, and only when a function needs it. Without NVML the list is empty, and a monitor reads
-nothing.
-"""
+"""NVIDIA GPUs of the machine, as NVML lists them, also those that CUDA hides. Only this file imports `pynvml`."""
 
 import math
 import os
@@ -13,8 +9,8 @@ from typing import Any
 
 from perf_callbacks.kernel.failures import guard
 from perf_callbacks.kernel.foreign_errors import let_pass, suppress
-from perf_callbacks.kernel.process import counters
-from perf_callbacks.kernel.process.counters import DeviceUse
+from perf_callbacks.kernel.process import device_use
+from perf_callbacks.kernel.process.device_use import DeviceUse
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -22,9 +18,8 @@ class Listed:
     """A GPU in NVML's list."""
 
     pci: str
-    """PCI id as in `/sys`."""
     uuid: str | None
-    """UUID without prefix. None: unknown."""
+    """Without prefix."""
     divided: bool = False
     """True: the GPU is divided into MIG instances, so several ranks may share it."""
 
@@ -35,24 +30,21 @@ class Inventory:
 
     gpus: tuple[Listed, ...] = ()
     unanswered: tuple[str, ...] = ()
-    """GPUs that NVML counts but that don't answer, each with the reason. Such a GPU has failed, or this process may not
-    use it."""
+    """GPUs that NVML counts but that have failed, or that this process may not use; each with the reason."""
     missing: str | None = None
-    """Reason why NVML lists no GPU."""
 
 
 THROTTLES = {
-    0x002: counters.BY_HAND,
-    0x004: counters.POWER_CAP,
-    0x008: counters.HARDWARE_SLOWDOWN,
-    0x010: counters.SYNC_BOOST,
-    0x020: counters.DRIVER_HEAT,
-    0x040: counters.HARDWARE_HEAT,
-    0x080: counters.POWER_BRAKE,
-    0x100: counters.DISPLAY,
+    0x002: device_use.BY_HAND,
+    0x004: device_use.POWER_CAP,
+    0x008: device_use.HARDWARE_SLOWDOWN,
+    0x010: device_use.SYNC_BOOST,
+    0x020: device_use.DRIVER_HEAT,
+    0x040: device_use.HARDWARE_HEAT,
+    0x080: device_use.POWER_BRAKE,
+    0x100: device_use.DISPLAY,
 }
-"""Reasons for a lower clock. Each key is the value of a constant in nvml.h: nvmlClocksThrottleReason* or
-nvmlClocksEventReason*. Idleness is left out."""
+"""Reasons for a lower clock, without idleness, by the values of nvmlClocksThrottleReason* or nvmlClocksEventReason*."""
 
 
 class Monitor:
@@ -72,7 +64,7 @@ class Monitor:
                     break
 
     def read(self) -> DeviceUse:
-        """Read all values that this GPU supports, without waiting for the GPU. A side thread calls this method."""
+        """Don't wait for the GPU. A side thread calls this."""
         nvml, activity = self._nvml, self._activity
         if nvml is None or activity is None:
             return DeviceUse()
@@ -87,7 +79,11 @@ class Monitor:
         rates, memory = ask("nvmlDeviceGetUtilizationRates"), ask("nvmlDeviceGetMemoryInfo")
         reasons = ask("nvmlDeviceGetCurrentClocksThrottleReasons")
         processes = ask("nvmlDeviceGetComputeRunningProcesses")
-        own = [one.usedGpuMemory for one in processes or () if one.pid == os.getpid() and one.usedGpuMemory is not None]
+        own = [
+            process.usedGpuMemory
+            for process in processes or ()
+            if process.pid == os.getpid() and process.usedGpuMemory is not None
+        ]
         tensors, bandwidth = activity.read()
         return DeviceUse(
             utilization=None if rates is None else rates.gpu / 100,
@@ -108,20 +104,17 @@ class Monitor:
 
     def close(self) -> None:
         """Free the GPM sample and shut NVML down. Idempotent."""
-        found, self._nvml = self._nvml, None
-        if found is None or self._process != os.getpid():  # NVML may be locked in a forked child, for ever
+        nvml, self._nvml = self._nvml, None
+        if nvml is None or self._process != os.getpid():  # NVML may be locked in a forked child, for ever
             return
         if self._activity is not None:
             self._activity.close()
         with suppress(Exception):
-            found.nvmlShutdown()
+            nvml.nvmlShutdown()
 
 
 class _Activity:
-    """Activity of tensor cores and memory between two samples of NVML's GPM, which needs Hopper or later.
-
-    At most two samples exist at a time. Each sample is freed, even after errors.
-    """
+    """Activity between two samples of NVML's GPM (Hopper or later), which are freed even after errors."""
 
     def __init__(self, nvml: Any, handle: Any) -> None:
         self._nvml, self.handle = nvml, handle
@@ -130,18 +123,18 @@ class _Activity:
         self._supported = support is not None and bool(support.isSupportedDevice)
 
     def read(self) -> tuple[float | None, float | None]:
-        """Return the activity of tensor cores and of memory bandwidth since the last call, from 0 to 1."""
+        """Return both since the last call, from 0 to 1."""
         if not self._supported:
             return None, None
         before, self._before = self._before, _answer(self._sample)
         try:
-            known = None if before is None or self._before is None else _answer(partial(self._shares, before))
+            shares = None if before is None or self._before is None else _answer(partial(self._shares, before))
         finally:
             self._free(before)
-        return (None, None) if known is None else known
+        return (None, None) if shares is None else shares
 
     def close(self) -> None:
-        """Free the last sample. Idempotent."""
+        """Idempotent."""
         self._supported = False
         before, self._before = self._before, None
         self._free(before)
@@ -174,14 +167,13 @@ class _Activity:
 
 
 def _answer(ask: Callable[[], Any]) -> Any:
-    """Return an answer of NVML; None if this GPU, or this version of NVML, doesn't support the query."""
     with suppress(Exception):
         return ask()
     return None
 
 
 def inventory() -> Inventory:
-    """List the GPUs. If a GPU doesn't answer, the other GPUs are still listed."""
+    """If a GPU doesn't answer, the others are still listed."""
     with guard() as attempt:  # no package, no library, no driver, or versions that don't match
         nvml = _started()
         try:
@@ -192,7 +184,7 @@ def inventory() -> Inventory:
 
 
 def _started() -> Any:
-    """Start NVML, which takes a few milliseconds. NVML counts its users: each start needs an `nvmlShutdown`."""
+    """Start NVML, which takes a few milliseconds. It counts its users: each start needs an `nvmlShutdown`."""
     import pynvml  # noqa: PLC0415 it takes some milliseconds, and not every machine has a GPU
 
     pynvml.nvmlInit()
@@ -200,7 +192,7 @@ def _started() -> Any:
 
 
 def _listed(pynvml: Any) -> Inventory:
-    found, unanswered = list[Listed](), list[str]()
+    gpus, unanswered = list[Listed](), list[str]()
     for index in range(pynvml.nvmlDeviceGetCount()):
         with guard() as attempt:
             handle = pynvml.nvmlDeviceGetHandleByIndex(index)
@@ -208,10 +200,10 @@ def _listed(pynvml: Any) -> Inventory:
             uuid = _answer(partial(pynvml.nvmlDeviceGetUUID, handle))
             divided = bool(_answer(partial(pynvml.nvmlDeviceGetMaxMigDeviceCount, handle)))
             pci = pci_id(bus.domain, bus.bus, bus.device)
-            found.append(Listed(pci=pci, uuid=None if uuid is None else bare(uuid), divided=divided))
+            gpus.append(Listed(pci=pci, uuid=None if uuid is None else bare(uuid), divided=divided))
             continue
         unanswered.append(f"GPU {index}: {attempt.reason}")
-    return Inventory(gpus=tuple(found), unanswered=tuple(unanswered))
+    return Inventory(gpus=tuple(gpus), unanswered=tuple(unanswered))
 
 
 def pci_id(domain: int, bus: int, device: int) -> str:

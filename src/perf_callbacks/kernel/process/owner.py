@@ -8,7 +8,7 @@ from weakref import WeakSet, ref
 from perf_callbacks.kernel.foreign_errors import let_pass, suppress
 
 MOMENT_SECONDS = 0.5
-"""Seconds that a finalizer may wait for the lock of an owner."""
+"""Longest wait of a finalizer for the lock of an owner."""
 
 Wish = TypeVar("Wish")
 
@@ -16,33 +16,29 @@ Wish = TypeVar("Wish")
 class Owner(Generic[Wish]):
     """Changes one piece of process-wide state while any fit claims it, and restores it after the last claim.
 
-    Fits overlap, nest, alternate, run in threads, get interrupted and are forgotten.
+    Fits overlap, nest, alternate, run in threads, get interrupted, are forgotten, and end in any order.
 
-    Claims change first. `_arrange` sets the state that all claims together need, whatever the current state is. Fits
-    may end in any order, because the state depends on the remaining claims only. If an interrupt stops a change of the
-    state halfway, the next call of `_arrange` finishes this change. The watchdog calls `tick` once a second if the
-    owner has called `WATCHDOG.watch`.
+    Claims change first. `_arrange` then sets the state that all claims together need, whatever the current state is,
+    and so finishes a change that an interrupt stopped halfway. The watchdog calls `tick` once a second if the owner has
+    called `WATCHDOG.watch`.
 
-    Claims hold their fits by weak references. The callback of a weak reference drops the claim of a fit that was freed
-    without being ended. Python swallows an interrupt that strikes in this callback, and never calls the callback again.
-    `reconcile` drops the claims of freed fits too, because an interrupt may stop the callback of a weak reference.
+    Claims hold their fits by weak references, whose callbacks drop the claims of freed fits. Python swallows an
+    interrupt that strikes in such a callback, and never calls it again, so `reconcile` drops these claims too.
 
     Only the holder of the lock changes claims. Without the lock, `tick` could find no claims, and end its ticks, before
-    the state is restored. Readers need no lock. A reader makes a copy in one call into C: `[*claims]`,
-    `[*claims.values()]` or `claims.copy()`. A loop over `items()` makes tuples. Making a tuple may start a garbage
-    collection, and the collection may free a fit.
+    the state is restored. Readers need no lock: they make a copy in one call into C, `[*claims]`, `[*claims.values()]`
+    or `claims.copy()`. A loop over `items()` makes tuples, which may start a garbage collection, which may free a fit.
 
     The lock is reentrant, because a garbage collection may run a finalizer on the thread that holds the lock. A
-    finalizer runs on any thread that allocates, even while that thread holds a lock of other code. If a finalizer
-    waited without limit for the owner's lock, two threads could wait for each other forever. Each finalizer waits for
-    the owner's lock for at most `MOMENT_SECONDS`. An owner never calls the watchdog while it holds its lock, because
-    the watchdog has a lock too.
+    finalizer runs on any thread that allocates, even while it holds a lock of other code: two threads could wait for
+    each other forever. So each finalizer waits for at most `MOMENT_SECONDS`. An owner never calls the watchdog while it
+    holds its lock, because the watchdog has a lock too.
     """
 
     def __init__(self) -> None:
         self._lock = RLock()
         self._claims: dict[ref[Any], Wish] = {}
-        """Wish of each fit, oldest first. A wish that refers to its fit keeps the fit alive."""
+        """Oldest first. A wish that refers to its fit keeps the fit alive."""
         _OWNERS.add(self)
 
     def _arrange(self) -> None:
@@ -50,7 +46,7 @@ class Owner(Generic[Wish]):
         raise NotImplementedError
 
     def _claim(self, fit: object, wish: Wish) -> None:
-        """Record the wish of a fit, replacing an earlier wish. The state changes at the next `reconcile`."""
+        """Replace the wish of a fit. The state changes at the next `reconcile`."""
         with self._lock:
             self._claims[ref(fit, self._freed)] = wish
 
@@ -68,13 +64,13 @@ class Owner(Generic[Wish]):
             return bool(self._claims)
 
     def release(self, fit: object) -> None:
-        """Drop the claim of a fit. Idempotent."""
+        """Idempotent."""
         with self._lock:
             self._claims.pop(ref(fit), None)
             self.reconcile()
 
     def let_go(self, fit: object) -> None:
-        """Drop the claim of a fit. Idempotent. Safe in finalizers: the call waits at most 0.5 s for the lock."""
+        """Idempotent. Safe in finalizers: the call waits at most 0.5 s for the lock."""
         self._drop(ref(fit), MOMENT_SECONDS)
 
     def _freed(self, reference: Any) -> None:
@@ -95,7 +91,7 @@ class Owner(Generic[Wish]):
                     let_pass(error)
 
     def _forked(self) -> None:
-        """Replace the lock in a forked child. The thread that held the lock may not exist in the child."""
+        """The thread that held the lock may not exist in a forked child."""
         self._lock = RLock()
 
 

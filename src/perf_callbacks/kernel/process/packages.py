@@ -8,46 +8,42 @@ from pathlib import Path
 from perf_callbacks.kernel.foreign_errors import suppress
 
 MOST_PACKAGES = 200
-"""Largest number of packages whose versions a journal lists."""
 
 FIRST = ("torch", "transformers", "accelerate", "lightning", "pytorch_lightning", "triton", "deepspeed", "flash_attn")
-"""Packages that are listed first, so that a short message names them."""
+"""Listed first, so that a short message names them."""
 
 DRIVERS = {"nvidia_driver": Path("/sys/module/nvidia/version"), "amdgpu_driver": Path("/sys/module/amdgpu/version")}
-"""Files in which Linux gives the version of a loaded driver."""
 
 NAMED = frozenset({"perf_callbacks", "python", *FIRST, *DRIVERS})
-"""Names that get a line of their own in a report."""
 
 LONGEST = 60
-"""Number of characters to which a version is cut."""
 
 
 def loaded() -> dict[str, str]:
-    """Map the import name of each loaded package to its version, without Python's standard library."""
+    """Return the version of each loaded package by import name, without Python's standard library."""
     names = {name for name in [*sys.modules] if "." not in name and not name.startswith("_")}
     chosen = [*[name for name in FIRST if name in names], *sorted(names - _LISTED_APART)]
-    found = {name: _version(name) for name in chosen[:MOST_PACKAGES]}
-    return {name: version for name, version in found.items() if version is not None}
+    versions = {name: _version(name) for name in chosen[:MOST_PACKAGES]}
+    return {name: version for name, version in versions.items() if version is not None}
 
 
 def drivers() -> dict[str, str]:
-    """Return the versions of loaded GPU drivers. Drivers that are part of Linux are left out."""
-    found: dict[str, str] = {}
+    """Drivers that are part of Linux are left out."""
+    versions: dict[str, str] = {}
     for name, file in DRIVERS.items():
         with suppress(OSError, UnicodeDecodeError):
-            found[name] = file.read_text(encoding="utf-8").strip()[:LONGEST]
-    return found
+            versions[name] = file.read_text(encoding="utf-8").strip()[:LONGEST]
+    return versions
 
 
 _LISTED_APART = frozenset({*FIRST, *sys.stdlib_module_names})
 
 
 def _version(name: str) -> str | None:
-    """Return the version from the module or, more slowly, from the metadata on the disk."""
+    """From the module or, more slowly, from the metadata on the disk."""
     with suppress(Exception):  # any package's code
-        found = vars(sys.modules[name]).get("__version__")
-        version = found if isinstance(found, str) else _version_on_disk(name)
+        attribute = vars(sys.modules[name]).get("__version__")
+        version = attribute if isinstance(attribute, str) else _version_on_disk(name)
         return version and version[:LONGEST]
     return None
 

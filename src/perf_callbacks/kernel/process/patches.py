@@ -1,4 +1,4 @@
-"""Change attributes of other code's objects, and undo the changes."""
+"""Changes attributes of other code's objects, and undoes the changes."""
 
 import functools
 import inspect
@@ -11,11 +11,9 @@ _ABSENT = object()
 
 
 class Replacement:
-    """A replaced attribute of an object. `put_back` restores the attribute.
+    """A replaced attribute, until `put_back`. If other code has replaced ours since, ours stays and keeps working.
 
-    If other code has replaced our replacement, `put_back` leaves the attribute as it is. Our replacement keeps working
-    after `put_back`, because other code may still call it. Fits may replace the same attribute, and end in any order:
-    if a later fit has replaced our replacement, the `put_back` of the later fit restores the original attribute.
+    If that was a later fit, its own `put_back` restores the original.
     """
 
     def __init__(self, owner: Any, name: str, after: object) -> None:
@@ -25,7 +23,6 @@ class Replacement:
         _REPLACEMENTS.append(weakref.ref(self, _REPLACEMENTS.remove))
 
     def put_back(self) -> None:
-        """Undo the replacement."""
         owner, name = self._owner, self._name
         if vars(owner).get(name, _ABSENT) is not self._after:
             for later in [reference() for reference in _REPLACEMENTS[:]]:
@@ -38,7 +35,7 @@ class Replacement:
 
 
 _REPLACEMENTS: list[weakref.ref[Replacement]] = []
-"""Replacements of all fits and threads that are not put back yet."""
+"""Of all fits and threads, not put back yet."""
 
 
 class Patches:
@@ -51,18 +48,14 @@ class Patches:
         self._undo += undo
 
     def replace(self, owner: Any, name: str, make: Callable[[Any], object]) -> None:
-        """Replace `owner.name` by the result of `make(owner.name)`. Do nothing if `owner` has no attribute `name`."""
+        """Replace `owner.name` by the result of `make(owner.name)`, if there is such an attribute."""
         current = getattr(owner, name, None)
         if current is None:
             return
         self.add(Replacement(owner, name, make(current)).put_back)
 
     def method(self, owner: Any, name: str, make: Callable[[Any], Callable[..., object]]) -> None:
-        """Replace a method: `make` turns the function of the old method into the function of the new method.
-
-        The result is a method because torch's schedulers need `optimizer.step.__func__`. If the owner is a class, the
-        method of all instances is replaced.
-        """
+        """Replace a method (a class's for all instances) by one: schedulers need `optimizer.step.__func__`."""
         if isinstance(owner, type):
             self.replace(owner, name, make)
             return

@@ -1,7 +1,7 @@
 """CPU time, memory and disk reads of this process and its children, as Linux's `/proc` shows them.
 
-Children that are ranks of the job are left out, with their own children. For example, Lightning starts the other ranks
-of a machine from the first rank. Each rank reads the use of its own processes.
+Children that are ranks of the job are left out, with their own children: Lightning starts the other ranks of a machine
+from the first. Each rank reads its own processes.
 """
 
 import os
@@ -13,14 +13,11 @@ from perf_callbacks.kernel.clock import seconds_since_boot
 from perf_callbacks.kernel.foreign_errors import suppress
 
 LOCAL_RANK = b"LOCAL_RANK="
-"""Beginning of the environment entry that holds the local rank of a process."""
 
 DEEPEST = 8
-"""Largest number of generations of child processes that are read."""
 
 UTIME, STIME, CUTIME, CSTIME, STARTTIME = 11, 12, 13, 14, 19
-"""Positions of fields in `/proc/<pid>/stat`, counted after the process name. The process name is in parentheses and may
-contain any character."""
+"""Fields of `/proc/<pid>/stat` after the process name, which is in parentheses and may contain any character."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -31,13 +28,12 @@ class Processes:
     resident_bytes: int
     """Pages that processes share are counted once per process."""
     anonymous_bytes: int | None
-    """Resident memory without file pages and shared memory. None: unavailable."""
+    """Without file pages and shared memory. None: unavailable."""
     read_bytes: int | None
-    """Bytes read from disks. None: unavailable."""
 
 
 def age() -> float | None:
-    """Return the seconds since this process began. None if unknown, for example on Windows."""
+    """None: unknown, for example on Windows."""
     with suppress(OSError, ValueError, IndexError, AttributeError):
         ticks = int(Path("/proc/self/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[STARTTIME])
         seconds = seconds_since_boot() - ticks / os.sysconf("SC_CLK_TCK")
@@ -46,67 +42,63 @@ def age() -> float | None:
 
 
 def read(root: Path = Path("/"), pid: int | None = None) -> Processes | None:
-    """Read the totals; None without Linux's `/proc`. This takes about 30 us per process and 10 us per thread."""
+    """None without Linux's `/proc`. This takes about 30 us per process and 10 us per thread."""
     proc = root / "proc"
     with suppress(OSError, ValueError, IndexError, AttributeError):
         own = os.getpid() if pid is None else pid
         ranks = {*_local_ranks(proc / str(own)), LOCAL_RANK + os.environ.get("LOCAL_RANK", "").encode()}
         pids = {*_tree(proc, own, ranks)}
-        found = [one for one in (_stat(proc / str(one)) for one in pids) if one is not None]
-        if not found:
+        stats = [stat for stat in (_stat(proc / str(child)) for child in pids) if stat is not None]
+        if not stats:
             return None
-        reads = [entry(proc / str(one) / "io", "read_bytes") for one in pids]
-        known = [int(number) for number in reads if number is not None and number.isdecimal()]
-        resident, shared = [sum(pages) for pages in zip(*[pages for _, pages in found], strict=True)]
+        reads = [entry(proc / str(child) / "io", "read_bytes") for child in pids]
+        amounts = [int(number) for number in reads if number is not None and number.isdecimal()]
+        resident, shared = [sum(pages) for pages in zip(*[pages for _, pages in stats], strict=True)]
         ticks, page = os.sysconf("SC_CLK_TCK"), os.sysconf("SC_PAGE_SIZE")
         return Processes(
-            cpu_seconds=sum([ran for ran, _ in found]) / ticks,
+            cpu_seconds=sum([ran for ran, _ in stats]) / ticks,
             resident_bytes=resident * page,
             anonymous_bytes=(resident - shared) * page if shared else None,  # gVisor reports 0, which no process has
-            read_bytes=sum(known) if known else None,
+            read_bytes=sum(amounts) if amounts else None,
         )
     return None
 
 
 def cpu_mask() -> frozenset[int]:
-    """Return the CPUs that this thread may run on; empty if the system doesn't say."""
+    """Empty if the system doesn't say."""
     return frozenset(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else frozenset()
 
 
 def allowed_cpus() -> int | None:
-    """Return the number of CPUs that this thread may run on."""
     return len(cpu_mask()) or os.cpu_count()
 
 
 def text(path: Path) -> str | None:
-    """Return the text of a file in `/proc` or `/sys`; None if the file is missing."""
     with suppress(OSError):
         return path.read_text(encoding="ascii", errors="replace").strip()
     return None
 
 
 def entry(path: Path, name: str) -> str | None:
-    """Return the text after `name:` in a file of `/proc`. None if the file or the line is missing."""
+    """Return the text after `name:` in a file of `/proc`."""
     for line in (text(path) or "").splitlines():
-        found, _, value = line.partition(":")
-        if found == name:
+        key, _, value = line.partition(":")
+        if key == name:
             return value.strip()
     return None
 
 
 def _local_ranks(process: Path) -> set[bytes]:
-    """Return the local-rank entry of the environment with which a process started; empty if there is none."""
+    """Return the local-rank entry of the environment with which a process started, if any."""
     with suppress(OSError):
-        return {one for one in (process / "environ").read_bytes().split(b"\0") if one.startswith(LOCAL_RANK)}
+        return {
+            variable for variable in (process / "environ").read_bytes().split(b"\0") if variable.startswith(LOCAL_RANK)
+        }
     return set()
 
 
 def _tree(proc: Path, pid: int, own: set[bytes], depth: int = 0) -> Iterator[int]:
-    """Yield a process and its children. Linux lists the children of each thread separately.
-
-    `own` holds the local-rank entries of the first process: the entry at its start, and its current entry. If this
-    process has a child with any other local-rank entry, the child is another rank, and is left out.
-    """
+    """Yield a process and its children, without other ranks: those with local-rank entries not in `own`."""
     yield pid
     threads = proc / str(pid) / "task"
     if not (threads / str(pid) / "children").exists():
@@ -122,10 +114,7 @@ def _tree(proc: Path, pid: int, own: set[bytes], depth: int = 0) -> Iterator[int
 
 
 def _stat(process: Path) -> tuple[int, tuple[int, int]] | None:
-    """Return a process's CPU time in clock ticks, its resident pages, and its pages of files and shared memory.
-
-    None: the process has just ended.
-    """
+    """Return CPU ticks, resident pages, and pages of files and shared memory. None: the process has just ended."""
     with suppress(OSError):
         values = (process / "stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
         _, resident, shared = map(int, (process / "statm").read_text().split()[:3])

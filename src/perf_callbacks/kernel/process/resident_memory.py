@@ -1,4 +1,4 @@
-"""Read how much memory a process uses and may still use."""
+"""How much memory a process uses and may still use."""
 
 from collections.abc import Callable, Mapping
 
@@ -20,20 +20,19 @@ UNIT = 1 if sys.platform == "darwin" else 1024
 
 
 def peak_bytes() -> int | None:
-    """Return the peak resident memory of this process in bytes; None on Windows."""
     return None if resource is None else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * UNIT
 
 
 def in_use(allocated: Callable[[], int | None] = lambda: None) -> Mapping[str, int]:
-    """Return the host's memory peak and, by `allocated`, the device's memory, in bytes. Unknown values are left out."""
-    found = {"host": peak_bytes(), "device": allocated()}
-    return {kind: amount for kind, amount in found.items() if amount is not None}
+    """Return the host's peak and, by `allocated`, the device's memory, in bytes. Unknown values are left out."""
+    amounts = {"host": peak_bytes(), "device": allocated()}
+    return {kind: amount for kind, amount in amounts.items() if amount is not None}
 
 
 def memory_available(root: Path = Path("/")) -> int | None:
-    """Return the available bytes of host memory: what the machine or the control group has left, whichever is less."""
-    known = [amount for amount in (_machine(root), _group(root)) if amount is not None]
-    return min(known, default=None)
+    """Return what the machine or the control group has left, whichever is less."""
+    amounts = [amount for amount in (_machine(root), _group(root)) if amount is not None]
+    return min(amounts, default=None)
 
 
 def _machine(root: Path) -> int | None:
@@ -42,7 +41,7 @@ def _machine(root: Path) -> int | None:
 
 
 def _group(root: Path) -> int | None:
-    """Return the bytes that the control group in `/sys/fs/cgroup` has left; None if the group has no limit."""
+    """None: the group in `/sys/fs/cgroup` has no limit."""
     group = root / "sys/fs/cgroup"
     for limit, usage in (
         ("memory.max", "memory.current"),
@@ -54,7 +53,7 @@ def _group(root: Path) -> int | None:
 
 
 def address_space_left(root: Path = Path("/")) -> int | None:
-    """Return the bytes that a limit on the address space (`ulimit -v`) leaves. None if unlimited or unknown."""
+    """Return the bytes that `ulimit -v` leaves. None: unlimited or unknown."""
     if resource is None or (limit := resource.getrlimit(resource.RLIMIT_AS)[0]) == _UNLIMITED:
         return None
     with suppress(OSError, ValueError, IndexError):

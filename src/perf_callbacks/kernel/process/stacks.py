@@ -12,30 +12,27 @@ from types import CodeType, FrameType
 from typing import NamedTuple
 
 MOST_FRAMES = 20
-"""Largest number of frames that are stored for one stack. The innermost frames are stored."""
 
 DEEPEST = 1000
-"""Largest number of frames that a search through a stack visits."""
+"""Most frames that a search through a stack visits."""
 
 _OURS = str(Path(__file__).parents[2])
 _INSTALLED = tuple(sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib", "purelib", "platlib"))
 _BACKWARD = "torch.autograd"
 _COLLECTIVES = ("torch.distributed", "torch.nn.parallel.distributed", _BACKWARD)
 _LOOPS = ("accelerate.", "lightning.", "pytorch_lightning.", "torch.utils.data.", "transformers.", "trl.")
-"""Frameworks with their own training loop. `position` returns None while the innermost line of the program is a call
-into a framework of `_LOOPS`."""
+"""Frameworks with their own training loop. While the program calls into one, `position` returns None."""
 _OPERATIONS = "torch._ops"
 _TORCH = "torch."
 _FUNCTIONS = ("torch.functional.", "torch.nn.functional.")
 """Modules of torch that the program calls for a single operation."""
 _MODULES, _OPTIMIZERS = "torch.nn.modules.module", "torch.optim.optimizer"
 _WAITS = ("wait", "wait_tensor", "monitored_barrier")
-"""Names of C methods and operations that wait for other ranks, such as `Work.wait`. Waits within one rank, such as
-`Thread.join`, are not found: their innermost line is in the standard library."""
+"""C methods that wait for other ranks. Waits within a rank, as `Thread.join`, have an innermost line in the stdlib."""
 _STORE_WAITS = ("get", "multi_get", "barrier")
-"""Methods of a store that wait for other ranks. Methods of other objects may have the same names."""
+"""Waits of a store for other ranks. Methods of other objects may have the same names."""
 _POLLS = ("is_completed", "query", "exists", "is_file", "isfile", "is_set")
-"""Names of functions that say whether something has happened, such as the end of a collective or a new file."""
+"""Functions that say whether something has happened, such as the end of a collective or a new file."""
 _DEBUGGERS = ("bdb", "pdb", "pydevd", "_pydevd_bundle", "debugpy")
 
 
@@ -44,11 +41,11 @@ class Stack:
     """Position of a thread in its Python code."""
 
     frames: tuple[str, ...]
-    """Frames as `file:line function`, the innermost last, without frames of this package."""
+    """`file:line function`, the innermost last, without frames of this package."""
     place: str
     """Innermost line of the user's own code and, if different, the innermost line of all."""
     waits: bool
-    """True: the thread runs code in which a rank waits for other ranks, such as a collective or a backward."""
+    """True: the thread waits for other ranks, as in a collective or a backward."""
 
 
 def outward(frame: FrameType | None) -> Iterator[FrameType]:
@@ -63,17 +60,20 @@ def callers() -> Iterator[FrameType]:
 
 
 def of_thread(thread: int) -> Stack | None:
-    """Read the stack of a thread. None if the thread runs no Python code, waits at a prompt, or is in a debugger."""
+    """None: the thread runs no Python code, waits at a prompt, or is in a debugger."""
     inmost = sys._current_frames().get(thread)  # noqa: SLF001 the one way to a thread's frame
-    frames = [one for one in islice(outward(inmost), DEEPEST) if not one.f_code.co_filename.startswith(_OURS)]
-    if not frames or _person([_module(one) for one in frames]):
+    frames = [frame for frame in islice(outward(inmost), DEEPEST) if not frame.f_code.co_filename.startswith(_OURS)]
+    if not frames or _person([_module(frame) for frame in frames]):
         return None
     inner = frames[0]
-    own = next((one for one in frames if _is_own(one.f_code.co_filename)), inner)
+    own = next((frame for frame in frames if _is_own(frame.f_code.co_filename)), inner)
     apart = own is not inner and not _module(inner).startswith(_BACKWARD)  # the stage already says backward
     return Stack(
         tuple(
-            [f"{one.f_code.co_filename}:{one.f_lineno} {one.f_code.co_name}" for one in reversed(frames[:MOST_FRAMES])]
+            [
+                f"{frame.f_code.co_filename}:{frame.f_lineno} {frame.f_code.co_name}"
+                for frame in reversed(frames[:MOST_FRAMES])
+            ]
         ),
         f"{_line(own)}, in {_line(inner)}" if apart else _line(own),
         _waits(frames),
@@ -81,11 +81,11 @@ def of_thread(thread: int) -> Stack | None:
 
 
 def _waits(frames: list[FrameType]) -> bool:
-    """Return True if the innermost frame waits for other ranks, judged by its module and the names on its line."""
-    modules = [_module(one) for one in frames]
+    """Judge the innermost frame by its module and the names on its line."""
+    modules = [_module(frame) for frame in frames]
     if modules[0].startswith(_COLLECTIVES):
         return True
-    caller = next((one for one, module in zip(frames, modules, strict=True) if module != _OPERATIONS), frames[0])
+    caller = next((frame for frame, module in zip(frames, modules, strict=True) if module != _OPERATIONS), frames[0])
     names = _names(caller)
     stored = any(["store" in name.lower() for name in names])
     return any([name in _WAITS or (stored and name in _STORE_WAITS) for name in names])
@@ -97,11 +97,13 @@ def _names(frame: FrameType) -> set[str]:
     spans = [(start, min(stop, last)) for start, stop, at in frame.f_code.co_lines() if at == line and start <= last]
     if not spans:
         return set()
-    loads = [one for one in dis.get_instructions(frame.f_code) if one.opname.startswith("LOAD_")]
+    loads = [
+        instruction for instruction in dis.get_instructions(frame.f_code) if instruction.opname.startswith("LOAD_")
+    ]
     return {
-        one.argval
-        for one in loads
-        if isinstance(one.argval, str) and any([start <= one.offset <= stop for start, stop in spans])
+        instruction.argval
+        for instruction in loads
+        if isinstance(instruction.argval, str) and any([start <= instruction.offset <= stop for start, stop in spans])
     }
 
 
@@ -109,28 +111,23 @@ class Position(NamedTuple):
     """Position of a thread in the program's own code."""
 
     line: str
-    """Innermost line of the program."""
     in_torch: bool
     """True: the line has called a Python function of torch that runs several operations."""
     in_model: bool
     """True: the line is part of a module's forward or of an optimizer's own update."""
     polls: bool = False
-    """True: the line is in a loop that only asks whether something has happened: it waits."""
+    """True: the line waits, in a loop that only asks whether something has happened."""
 
 
 def position(thread: int, outer: Collection[int] = ()) -> Position | None:
-    """Return the position of a thread in the program; None if the innermost line called a framework of `_LOOPS`.
-
-    `outer` are ids of frames that hold no position, such as those of `around_trainer`.
-    """
+    """None: the innermost line called a framework of `_LOOPS`. Frames whose ids are in `outer` hold no position."""
     return _position(sys._current_frames().get(thread), outer)  # noqa: SLF001 as above
 
 
 def around_trainer() -> frozenset[int]:
     """Return the ids of the program's frames that have called the trainer whose hook runs now.
 
-    Other libraries may stand between program and trainer. These frames live as long as the trainer trains, so no other
-    frame gets their ids meanwhile. Frames of the program within the trainer, such as an overridden hook, don't count.
+    They live as long as the trainer trains, so no other frame gets their ids. Frames within the trainer don't count.
     """
     files = ((id(frame), frame.f_code.co_filename) for frame in callers())
     outer = dropwhile(lambda item: item[1].startswith(_OURS) or _is_own(item[1]), files)
@@ -138,46 +135,45 @@ def around_trainer() -> frozenset[int]:
 
 
 def calling_line() -> str | None:
-    """Return the innermost line of the program in the stack of the current thread."""
-    found = _position(sys._getframe(2))  # noqa: SLF001 no stack is made
-    return None if found is None else found.line
+    place = _position(sys._getframe(2))  # noqa: SLF001 no stack is made
+    return None if place is None else place.line
 
 
 def _position(frame: FrameType | None, outer: Collection[int] = ()) -> Position | None:
     called = ""
-    for one in islice(outward(frame), DEEPEST):
-        if one.f_code.co_filename.startswith(_OURS):
+    for caller in islice(outward(frame), DEEPEST):
+        if caller.f_code.co_filename.startswith(_OURS):
             continue
-        if id(one) in outer:
+        if id(caller) in outer:
             return None
-        if _is_own(one.f_code.co_filename):
+        if _is_own(caller.f_code.co_filename):
             if called.startswith(_LOOPS):
                 return None
             in_torch = called.startswith(_TORCH) and not called.startswith(_FUNCTIONS)
-            polls = any([start <= one.f_lasti <= stop for start, stop in _polling(one.f_code)])
-            return Position(_line(one), in_torch, _in_model(one), polls)
-        called = f"{_module(one)}."
+            polls = any([start <= caller.f_lasti <= stop for start, stop in _polling(caller.f_code)])
+            return Position(_line(caller), in_torch, _in_model(caller), polls)
+        called = f"{_module(caller)}."
     return None
 
 
 @functools.lru_cache(64)
 def _polling(code: CodeType) -> tuple[tuple[int, int], ...]:
     """Return the bytecode of each `while` loop that asks whether something has happened and stores no result."""
-    found, body = [], [*dis.get_instructions(code)]
+    loops, body = [], [*dis.get_instructions(code)]
     for last in body:
         if "JUMP" in last.opname and isinstance(last.argval, int) and last.argval < last.offset:
-            loop = [one for one in body if last.argval <= one.offset <= last.offset]
-            computes = any([one.opname == "FOR_ITER" or one.opname.startswith("STORE_") for one in loop])
-            if not computes and any([one.argval in _POLLS for one in loop]):
-                found.append((last.argval, last.offset))
-    return tuple(found)
+            loop = [step for step in body if last.argval <= step.offset <= last.offset]
+            computes = any([step.opname == "FOR_ITER" or step.opname.startswith("STORE_") for step in loop])
+            if not computes and any([step.argval in _POLLS for step in loop]):
+                loops.append((last.argval, last.offset))
+    return tuple(loops)
 
 
 def _in_model(frame: FrameType) -> bool:
     """Return True if a frame, or one of its callers, is a module's forward or an optimizer's own update."""
     updates = False
-    for one in islice(outward(frame), DEEPEST):
-        name, module = one.f_code.co_name, _module(one)
+    for caller in islice(outward(frame), DEEPEST):
+        name, module = caller.f_code.co_name, _module(caller)
         if module == _MODULES or (name == "forward" and not module.startswith(_TORCH)):
             return True
         updates = updates or (name == "step" and not module.startswith(_TORCH))
@@ -187,7 +183,7 @@ def _in_model(frame: FrameType) -> bool:
 
 
 def _person(modules: list[str]) -> bool:
-    """Return True if a debugger waits for input, or if a notebook waits for its next cell."""
+    """Return True if a debugger waits for input, or a notebook for its next cell."""
     if any([module.partition(".")[0] in _DEBUGGERS for module in modules]):
         return True
     return "ipykernel.kernelapp" in modules and "IPython.core.interactiveshell" not in modules

@@ -1,4 +1,4 @@
-"""Record the profiled steps of a fit with torch.profiler. A process can run only one profiler at a time."""
+"""Records the profiled steps of a fit with torch.profiler. A process can run only one profiler at a time."""
 
 import gc
 import os
@@ -16,7 +16,7 @@ from perf_callbacks.kernel.foreign_errors import suppress
 from perf_callbacks.kernel.process.patches import Patches
 
 YIELD_SECONDS = 60.0
-"""Longest time, in seconds, for which another thread's profiler waits until our recording stops."""
+"""Longest wait of another thread's profiler until our recording stops."""
 
 _BEGINNINGS = (
     (autograd_profiler.profile, "_prepare_trace"),
@@ -25,31 +25,21 @@ _BEGINNINGS = (
     (getattr(autograd_profiler, "emit_itt", None), "__enter__"),
     (getattr(getattr(torch.autograd, "profiler_legacy", None), "profile", None), "__enter__"),
 )
-"""Functions by which a program begins a profiler. A call of one of these functions while a profiler is already running
-raises an error or crashes torch."""
+"""Functions that begin a profiler. While another is running, a call raises an error or crashes torch."""
 
 
 class StepProfiler:
-    """Records steps with torch.profiler, until the program begins a profiler of its own.
-
-    The training thread calls all methods.
-    """
+    """Records steps, on the training thread, until the program begins a profiler of its own."""
 
     def __init__(self, kind: str, begin: Callable[[Patches], object] = id) -> None:
-        """Record the host, and the device if torch can record devices of this kind, such as "cuda".
-
-        Args:
-            kind: Kind of the device.
-            begin: Function that is called when the recording begins. The patches that this function makes are undone
-                when the recording ends.
-        """
+        """`kind`, such as "cuda", is recorded if torch can. Patches of `begin` last as long as the recording."""
         # Not torch's `profile`, which would count our steps for all profilers of the process.
         from torch.profiler.profiler import _KinetoProfile  # noqa: PLC0415 may not exist in other versions of torch
 
         wanted = {ProfilerActivity.CPU, getattr(ProfilerActivity, kind.upper(), ProfilerActivity.CPU)}
         # No stacks: they make traces a third larger, and each call of Python slower (docs/profile.md).
-        known: set[ProfilerActivity] = supported_activities()  # type: ignore[no-untyped-call]
-        self._profiler: Any = _KinetoProfile(activities=[*wanted & known], record_shapes=True)
+        activities: set[ProfilerActivity] = supported_activities()  # type: ignore[no-untyped-call]
+        self._profiler: Any = _KinetoProfile(activities=[*wanted & activities], record_shapes=True)
         self._begin = begin
         self._step: Any = None
         self._patches = Patches()
@@ -57,8 +47,7 @@ class StepProfiler:
         self._stopped = Event()
         self._recording = False
         self.running = False
-        """True: steps are recorded. False: before and after the recording, and once the program has begun its own
-        profiler."""
+        """True: steps are recorded, and the program has not begun its own profiler."""
 
     def start(self, step: int) -> None:
         for owner, name in _BEGINNINGS:
@@ -75,7 +64,7 @@ class StepProfiler:
         self._step.__enter__()
 
     def stop(self) -> None:
-        """End the recording. Idempotent."""
+        """Idempotent."""
         self.running = False
         with ExitStack() as steps:
             steps.callback(self._stopped.set)
@@ -87,7 +76,7 @@ class StepProfiler:
                 steps.callback(self._end_step)
 
     def export(self, path: Path) -> None:
-        """Write the trace of a stopped recording, and free its memory. Raise `OSError` if torch wrote no trace."""
+        """Write the trace, and free its memory. Raise `OSError` if torch wrote no trace."""
         recorded, self._profiler = self._profiler, None
         partial = path.with_name(f"{path.name}.tmp")  # torch renames the file at the end
         try:
@@ -103,10 +92,7 @@ class StepProfiler:
             step.__exit__(None, None, None)
 
     def _yielding(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        """Wrap a function that begins a profiler, so that this recording stops first.
-
-        Only the recording thread can stop the recording, so any other thread waits until the recording has stopped.
-        """
+        """Stop this recording before the program's begins, on the recording thread: any other thread waits for it."""
 
         def begin(other: Any, *args: Any, **kwargs: Any) -> Any:
             ours = self._profiler is None or other is self._profiler.profiler
@@ -123,34 +109,33 @@ class StepProfiler:
 
 
 def foreign() -> bool:
-    """Return True if the program's own profiler records in any thread, or may be about to record.
+    """Return True if the program's profiler records, or warms up, when a second profiler would crash torch.
 
-    If a second profiler starts while another profiler warms up, torch crashes. A warm-up shows only in the profiler's
-    own Python object. If a profiler has not ended, but no profiler object is found, as after `gc.freeze`, the result is
-    True.
+    Only its Python object shows a warm-up. True also without such an object but with no end, as after `gc.freeze`.
     """
     from torch._C._autograd import _profiler_enabled  # noqa: PLC0415 torch has no public name
 
     if _profiler_enabled() or getattr(autograd_profiler, "_is_profiler_enabled", False):  # the latter in any thread
         return True
-    found = [one for one in gc.get_objects() if issubclass(type(one), profile)]
-    warm = [one for one in found if getattr(one, "current_action", None) is ProfilerAction.WARMUP]
+    profilers = [item for item in gc.get_objects() if issubclass(type(item), profile)]
+    warm = [profiler for profiler in profilers if getattr(profiler, "current_action", None) is ProfilerAction.WARMUP]
     if "ProfilerStep" in getattr(autograd_profiler.KinetoStepTracker, "_step_dict", ()):  # a profiler has not ended
-        return bool(warm) or not found
-    return any([getattr(one.profiler, "kineto_results", one) is None for one in warm])  # else ended in its warm-up
+        return bool(warm) or not profilers
+    return any(
+        [getattr(profiler.profiler, "kineto_results", profiler) is None for profiler in warm]
+    )  # else ended in its warm-up
 
 
 def graph_nodes() -> int:
-    """Return the number of nodes that this thread has added to autograd's graphs, about one per forward operation."""
+    """Return the nodes that this thread has added to autograd's graphs, about one per forward operation."""
     return int(torch.autograd._get_sequence_nr())  # type: ignore[attr-defined] # noqa: SLF001 nothing public
 
 
 _recording: set[int] = set()
-"""Threads with a recording."""
 
 
 def _in_child() -> None:
-    """Stop the inherited recording in a forked child. A running recording would keep each operation for ever."""
+    """In a forked child, a running recording would keep each operation for ever."""
     with suppress(Exception):  # our errors must not stop a worker
         if get_ident() in _recording:
             from torch._C._autograd import _enable_record_function  # noqa: PLC0415 torch has no public name

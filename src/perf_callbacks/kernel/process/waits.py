@@ -1,13 +1,9 @@
-"""Time the functions in which a thread blocks until other ranks take part in a collective.
+"""Times the functions in which a thread blocks until other ranks take part in a collective.
 
-While a fit of several ranks lasts, each such wait of the training thread becomes two marks on the fit's tape. The
-waiting functions themselves are timed, so all callers are covered: broadcasts of buffers, gathered metrics, sharded
-parameters, barriers.
-
-Some waits are not timed: waits in compiled code (see `in_compiled_code`), waits for a file, and waits in libraries
-other than torch. DDP waits in C++ at the end of the backward; `stragglers/gradient_moments.py` covers this wait.
-
-Transfers between two ranks are counted: a rank with transfers may do different work than the other ranks.
+They are timed themselves, so all callers are covered: broadcasts of buffers, gathered metrics, sharded parameters,
+barriers. Each wait of the training thread becomes two marks. Not timed: waits in compiled code (`in_compiled_code`),
+for a file, in libraries other than torch, and DDP's in C++ at the end of the backward
+(`stragglers/gradient_moments.py`). Transfers between two ranks are counted: they may mean different work.
 """
 
 import functools
@@ -29,11 +25,9 @@ from perf_callbacks.kernel.process.patches import Patches
 from perf_callbacks.kernel.process.watchdog import WATCHDOG
 
 MOST_PAIRS = 1_000_000
-"""Waits are no longer marked once a tape has this many entries. A mark takes two entries: the mark itself, and its
-time. The limit saves memory if no step ends for a long time, for example while a model generates a long text."""
+"""Entries (two per mark) after which waits are no longer marked, such as while a model generates a long text."""
 
 TRANSFERS = ("send", "recv", "recv_anysource")
-"""Methods of a process group for a transfer between two ranks."""
 
 COLLECTIVES = (
     "allreduce", "allreduce_coalesced", "broadcast", "reduce", "gather", "scatter", "barrier",
@@ -45,13 +39,13 @@ COLLECTIVES = (
 call with NCCL waits within the method, and returns no `Work`."""
 
 COMPILED_WAIT = b"wait_tensor.default("
-"""Text of a wait for other ranks in code that Inductor has generated."""
+"""A wait for other ranks in code that Inductor has generated."""
 
 Claim = tuple[int, Tape | None, Callable[[], float]]
 """Training thread of a fit, its tape, and its clock. Without a tape, waits are not timed."""
 
 Tapes = dict[int, tuple[tuple[Tape, Callable[[], float]], ...]]
-"""Tapes and clocks of the fits that time a thread, by thread."""
+"""Of the fits that time a thread, by thread."""
 
 
 class Waits(Owner[Claim]):
@@ -61,17 +55,13 @@ class Waits(Owner[Claim]):
         super().__init__()
         self._patches = Patches()
         self._installed: set[tuple[Any, str]] = set()
-        """Functions that are replaced now. If an interrupt stops `_arrange`, the next call of `_arrange` finishes the
-        change."""
+        """Replaced now. If an interrupt stops `_arrange`, its next call finishes the change."""
         self._tapes: Tapes = {}
         self.transfers = 0
-        """Number of tensors that this process sent to a single rank, or received from one, while a fit lasted."""
+        """Tensors that this process sent to a single rank, or received from one, while a fit lasted."""
 
     def watch(self, fit: object, tape: Tape | None, clock: Callable[[], float]) -> Callable[[], object]:
-        """Count transfers for a fit and, with a tape, time the waits of the calling thread.
-
-        Return a function that ends the count and the timing. The returned function doesn't keep the fit alive.
-        """
+        """Count transfers and, with a tape, time this thread's waits, until the (weak) result is called."""
         self._claim(fit, (get_ident(), tape, clock))
         self.reconcile()
         WATCHDOG.watch(self)
@@ -105,8 +95,6 @@ class Waits(Owner[Claim]):
                 self._installed.add((owner, name))
 
     def _counted(self, transfer: Any) -> Callable[..., Any]:
-        """Return a function that calls `transfer` and counts the call."""
-
         @functools.wraps(transfer)
         def counted(*args: Any, **kwargs: Any) -> Any:
             self.transfers += 1
@@ -115,17 +103,12 @@ class Waits(Owner[Claim]):
         return counted
 
     def _forked(self) -> None:
-        """Time no thread in a forked child.
-
-        Without this method, the main thread of the child would be timed, because it has the same id as the thread that
-        forked.
-        """
+        """The main thread of a forked child would be timed: it has the id of the thread that forked."""
         super()._forked()
         self._tapes.clear()
 
 
 def _waiting_functions() -> Iterator[tuple[Any, str]]:
-    """Yield the owner and the name of each function in which threads wait for other ranks."""
     c10d: Any = sys.modules["torch._C._distributed_c10d"]  # has the classes behind the public names
     yield c10d.Work, "wait"
     yield c10d.Work, "synchronize"
@@ -141,7 +124,7 @@ def _waiting_functions() -> Iterator[tuple[Any, str]]:
 def in_compiled_code() -> bool:
     """Return True if code that Inductor has generated waits for other ranks: these waits can't be timed."""
     cache: Any = getattr(sys.modules.get("torch._inductor.codecache"), "PyCodeCache", None)
-    return any([_waits(getattr(one, "__file__", None) or "") for one in [*getattr(cache, "modules", ())]])
+    return any([_waits(getattr(module, "__file__", None) or "") for module in [*getattr(cache, "modules", ())]])
 
 
 @functools.lru_cache(1024)
@@ -152,7 +135,6 @@ def _waits(path: str) -> bool:
 
 
 def _timed(tapes: Tapes, wait: Any) -> Callable[..., Any]:
-    """Return a function that calls `wait`. If a fit times the calling thread, both ends of the call are marked."""
     tracing, thread = torch.compiler.is_dynamo_compiling, get_ident
 
     @functools.wraps(wait)
@@ -175,11 +157,7 @@ def _timed(tapes: Tapes, wait: Any) -> Callable[..., Any]:
 
 
 def _timed_if_waiting(tapes: Tapes, collective: Any) -> Callable[..., Any]:
-    """Return a function that calls `collective`, and times synchronous calls that wait.
-
-    A synchronous call that returned no `Work` has waited. A synchronous call is timed if the previous synchronous call
-    returned no `Work`. If a call returns a `Work`, the caller waits in `Work.wait`, which is timed separately.
-    """
+    """Time synchronous calls that wait, if the previous one returned no `Work`. `Work.wait` is timed separately."""
     timed, waits = _timed(tapes, collective), False
 
     @functools.wraps(collective)

@@ -1,8 +1,7 @@
 """A side thread that looks after fits whose training thread is busy or gone.
 
-Hooks run at the end of each step, so hooks can't notice that no step ends any more. Sometimes no step ends for a long
-time: a loop has swallowed an exception, a fit is never closed, or a step takes minutes. So the watchdog calls every
-registered object once a second. For example, an object releases process-wide state, or writes records to the disk.
+Hooks run at the end of a step, and sometimes no step ends for long: a loop has swallowed an exception, a fit is never
+closed, or a step takes minutes. Once a second, the watched objects release process-wide state, or write records.
 """
 
 import atexit
@@ -17,24 +16,20 @@ from perf_callbacks.kernel.clock import monotonic
 from perf_callbacks.kernel.foreign_errors import let_pass, suppress
 
 PERIOD_SECONDS = 1.0
-"""Seconds between two ticks."""
 
 EXIT_SECONDS = 1.0
-"""Seconds that the end of the interpreter may wait for a tick that is under way."""
+"""Longest wait of the interpreter's end for a tick that is under way."""
 
 HURRY_SECONDS = 2.0
-"""Seconds that the end of a fit may wait for the watchdog's thread. The thread ends at once unless the machine is very
-busy."""
+"""Longest wait of a fit's end for the watchdog's thread, which ends at once unless the machine is very busy."""
 
 log = logging.getLogger("perf_callbacks")
 
 
 class Watched(Protocol):
-    """Object whose `tick` the watchdog calls once a second. The watchdog holds a weak reference only."""
+    """Object whose `tick` the watchdog calls once a second. It holds a weak reference only."""
 
-    def tick(self, now: float) -> bool:
-        """Check the object on the watchdog's thread. Return False if no more ticks are needed."""
-        ...
+    def tick(self, now: float) -> bool: ...
 
 
 class Watchdog:
@@ -44,7 +39,7 @@ class Watchdog:
         self._clock = clock
         self._threaded = threaded
         self.wait: tuple[float, float | None] = clock(), clock()
-        """Begin and end of the thread's last wait for a tick. The end is None while the thread waits."""
+        """Begin and end of the thread's last wait for a tick. The end is None while it waits."""
         self._reset()
         if threaded:
             atexit.register(self.stop)
@@ -52,7 +47,7 @@ class Watchdog:
                 os.register_at_fork(after_in_child=self._reset)
 
     def _reset(self) -> None:
-        """Forget all watched objects: a forked child belongs to no fit, and has no watchdog thread."""
+        """A forked child belongs to no fit, and has no watchdog thread."""
         self._lock = threading.RLock()  # a garbage collection under the lock may close a fit, which takes the lock
         self._watched: list[weakref.ref[Watched]] = []
         self._thread: threading.Thread | None = None
@@ -66,12 +61,9 @@ class Watchdog:
         return None if thread is None else thread.native_id
 
     def watch(self, watched: Watched) -> None:
-        """Call `watched.tick` once a second until `tick` returns False or `watched` is freed. Idempotent.
-
-        If no thread can be started, nothing calls `tick`.
-        """
+        """Call `watched.tick` once a second until it returns False or the object is freed, if a thread can start."""
         with self._lock, suppress(RuntimeError):
-            if not any(one() is watched for one in self._watched):
+            if not any(reference() is watched for reference in self._watched):
                 self._watched.append(weakref.ref(watched))
             if self._threaded and self._thread is None and not self._ended:
                 thread = threading.Thread(target=self._run, name="perf_callbacks watchdog", daemon=True)
@@ -83,22 +75,21 @@ class Watchdog:
                     raise
 
     def tick(self) -> bool:
-        """Tick all watched objects once. Return False if no objects are left."""
         now = self._clock()
         for reference in [*self._watched]:
             watched = reference()
             with self._lock:  # an object that registers from now on, during its last tick, is kept
-                self._watched = [one for one in self._watched if one is not reference]
+                self._watched = [other for other in self._watched if other is not reference]
             try:
-                more = watched is not None and watched.tick(now)
+                goes_on = watched is not None and watched.tick(now)
             except Exception as error:
                 let_pass(error)
                 log.debug("perf_callbacks: a tick failed.", exc_info=error)
-                more = False
+                goes_on = False
             del watched  # this thread must not keep the object alive until the next tick
-            if more:
+            if goes_on:
                 with self._lock:
-                    if not any(one is reference for one in self._watched):
+                    if not any(other is reference for other in self._watched):
                         self._watched.append(reference)
         return bool(self._watched)
 
@@ -139,4 +130,3 @@ class Watchdog:
 
 
 WATCHDOG = Watchdog()
-"""The one `Watchdog` of this process."""

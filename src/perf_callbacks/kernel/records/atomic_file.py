@@ -1,4 +1,4 @@
-"""Replace a file as a whole or not at all. Each file of ours that is not appended to is written here."""
+"""Replaces a file as a whole or not at all. Each file of ours that is not appended to is written here."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -8,9 +8,7 @@ from perf_callbacks.kernel.foreign_errors import suppress
 
 
 def replace(path: Path, data: bytes | Iterable[bytes], mode: int | None = None) -> None:
-    """Replace a file. Raise `OSError` if writing fails.
-
-    Nobody can put a link to another file of the user in the way: the name of the new file is drawn at random.
+    """Replace a file, or a link itself. The new name is random: nobody can put a link to another file in its way.
 
     Args:
         path: The file. If it is a link, the link is replaced.

@@ -1,8 +1,7 @@
-"""Encode records as lines of text for the journal and for messages between ranks, and decode such lines.
+"""Records as lines of text, for the journal and for messages between ranks.
 
-Each line of a journal is a JSON object with the keys `type` and `t`. Torn lines, and lines without a record, are
-skipped. A key that this version doesn't know is dropped. A journal may come from anywhere, and readers of a journal
-rely on the types of values. So a line is also skipped if a known key has a value of the wrong type.
+A line is a JSON object with the keys `type` and `t`. A journal may come from anywhere, and its readers rely on types:
+torn lines, other lines, and values of a wrong type are skipped, and unknown keys are dropped.
 """
 
 import json
@@ -20,20 +19,19 @@ from perf_callbacks.kernel.records.machine_records import Memory, OutOfMemory, U
 T = TypeVar("T")
 
 NAMES = {kind: re.sub(r"(?<=[a-z])(?=[A-Z])", "_", kind.__name__).lower() for kind in get_args(Record)}
-"""Name of each class of records in a journal, such as `out_of_memory`."""
+"""Such as `out_of_memory`."""
 
 _TYPES: dict[str, type[Record]] = {name: kind for kind, name in NAMES.items()}
 
 _FIELDS = {kind: [item.name for item in fields(kind)] for kind in _TYPES.values()}
 
 _SPARSE = (Use, Memory, OutOfMemory)
-"""Classes of records whose fields are not written if their value is None."""
+"""Records whose fields are not written if their value is None."""
 
 _DIGITS = bytes.maketrans(b"012345678", b"999999999")
 
 _TOO_LONG = b"9" * 100
-"""Text of 100 digits in a row, once each digit of a line has been replaced by 9. A line with 100 digits in a row is not
-read, because the number may be too large for a float."""
+"""Once each digit is replaced by 9. A line with 100 digits in a row is not read: too large for a float."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +48,7 @@ class _Head(msgspec.Struct):
 
 
 def encode(entry: Entry) -> str:
-    """Encode an entry as a journal line without the line end. Times of steps have a resolution of 0.1 us."""
+    """Without the line end. Times of steps have a resolution of 0.1 us."""
     record = entry.record
     nothing = ((), None) if isinstance(record, _SPARSE) else ((),)
     parts = [f'"type":"{NAMES[type(record)]}"', f'"t":{entry.t:.6f}']
@@ -77,7 +75,7 @@ def pack(value: Any) -> str:
 
 
 def _without_surrogates(value: Any) -> str:
-    """Encode a value. Surrogates, which stand for bytes that aren't UTF-8, become question marks."""
+    """Surrogates, which stand for bytes that aren't UTF-8, become question marks."""
     return json.dumps(value, ensure_ascii=False).encode(errors="replace").decode()
 
 
@@ -93,7 +91,7 @@ _ENCODER = msgspec.json.Encoder(enc_hook=_plain)
 
 
 def decode(line: str) -> Entry | None:
-    """Decode a journal line; None if the line is torn, is no known record, or has a value of a wrong type."""
+    """None: the line is torn, no known record, or has a value of a wrong type."""
     head = _read(_Head, line)
     record = None if head is None or head.type not in _TYPES else _read(_TYPES[head.type], line)
     if head is None or record is None or (isinstance(record, Steps) and not _even(record)):
@@ -102,13 +100,13 @@ def decode(line: str) -> Entry | None:
 
 
 def unpack(kind: type[T], line: str) -> T | None:
-    """Decode another rank's line as this dataclass; None if the line is torn or has impossible values."""
+    """Decode another rank's line. None: it is torn or has impossible values."""
     item = _read(kind, line)
     return item if item is not None and possible(item) else None
 
 
 def _read(kind: type[T], line: str) -> T | None:
-    """Read an object of this class; None if a field is missing or has a value of another type."""
+    """None: a field is missing or has a value of another type."""
     try:
         data = line.encode()
         return None if _TOO_LONG in data.translate(_DIGITS) else msgspec.json.decode(data, type=kind)
@@ -123,7 +121,7 @@ def _even(steps: Steps) -> bool:
 
 
 def attempts(journal: Iterable[Entry]) -> list[list[Entry]]:
-    """Split a journal at each `Run`, into fits and attempts. Entries before the first `Run` are dropped."""
+    """Split a journal at each `Run`, into fits and attempts. Entries before the first are dropped."""
     parts: list[list[Entry]] = []
     for entry in journal:
         if isinstance(entry.record, Run):

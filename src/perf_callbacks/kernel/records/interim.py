@@ -1,4 +1,4 @@
-"""The file `summary<k>.json` beside a journal. It holds the latest summary even of a run that hangs or was killed."""
+"""The file `summary<k>.json` beside a journal: the latest summary even of a run that hangs or was killed."""
 
 import stat
 from pathlib import Path
@@ -9,14 +9,14 @@ from perf_callbacks.kernel.records.codec import Entry, decode, encode
 from perf_callbacks.kernel.records.fit_records import Run, Summary
 
 MOST_BYTES = 4_000_000
-"""Size, in bytes, of the largest file that is read."""
+"""Bytes of the largest file that is read."""
 
 SLACK_SECONDS = 60.0
-"""Largest expected difference between the clock of a machine and the clock of its file server, in seconds."""
+"""Largest expected difference between the clocks of a machine and of its file server."""
 
 
 def path_of(journal: Path) -> Path:
-    """Return the path of the summary file for a journal.
+    """Return the path of the file beside a journal.
 
     >>> path_of(Path("out/perf_callbacks/rank3.jsonl")).name, path_of(Path("rank0.2.jsonl")).name
     ('summary3.json', 'summary0.2.json')
@@ -25,33 +25,28 @@ def path_of(journal: Path) -> Path:
 
 
 def write(journal: Path, entry: Entry) -> None:
-    """Replace the summary file, as a whole or not at all. Raise `OSError` if writing fails."""
+    """Replace the file as a whole or not at all. Raise `OSError` if writing fails."""
     atomic_file.replace(path_of(journal), f"{encode(entry)}\n".encode())
 
 
 def latest(journal: Path) -> Entry | None:
-    """Return the summary in the file beside a journal; None if there is no summary."""
     path, entry = path_of(journal), None
     with suppress(OSError):
-        found = path.stat()
-        if stat.S_ISREG(found.st_mode) and found.st_size <= MOST_BYTES:
+        status = path.stat()
+        if stat.S_ISREG(status.st_mode) and status.st_size <= MOST_BYTES:
             entry = decode(path.read_text(encoding="utf-8", errors="replace"))
     return entry if entry is not None and isinstance(entry.record, Summary) else None
 
 
 def of_attempt(entry: Entry | None, run: Run) -> Entry | None:
-    """Return the entry if the entry holds a summary of this attempt; otherwise None."""
+    """None: the entry holds no summary of this attempt."""
     summary = None if entry is None else entry.record
     same = isinstance(summary, Summary) and (summary.run_id, summary.attempt) == (run.run_id, run.attempt)
     return entry if same else None
 
 
 def read(journal: Path, run: Run) -> Entry | None:
-    """Return the summary of this attempt from the file beside the journal; None if the file has no such summary.
-
-    Two attempts that resume from the same checkpoint have the same attempt number. If the file is older than this
-    attempt, the summary belongs to an earlier attempt.
-    """
+    """Return this attempt's summary; None if the file is older: attempts from one checkpoint share their number."""
     entry = of_attempt(latest(journal), run)
     with suppress(OSError):
         if path_of(journal).stat().st_mtime < run.started_unix - SLACK_SECONDS:

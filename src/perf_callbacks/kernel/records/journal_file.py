@@ -28,57 +28,53 @@ except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment]
 
 AT_ONCE = (Run, Checklist, Flops, Summary, Stall, Memory, OutOfMemory, Profile)
-"""Rare classes of records, which `write` writes to the disk at once."""
+"""Rare records, which `write` writes to the disk at once."""
 
 SPACING_SECONDS = 0.1
-"""Shortest time, in seconds, between two writes of records that are not in `AT_ONCE`. Some loops write a record in
-every step, for example for an evaluation."""
+"""Between two writes of other records. Some loops write one in every step, such as an evaluation."""
 
 PENDING = 256
 """A write begins once this many records are held back."""
 
 MOST_PENDING = 4096
-"""Largest number of records that are kept while the disk doesn't answer. The oldest records are dropped first."""
+"""Records that are kept while the disk doesn't answer. The oldest are dropped first."""
 
 CLOSE_SECONDS = 1.0
-"""Seconds that the end of a fit may wait for another thread's write."""
+"""Longest wait of a fit's end for another thread's write."""
 
 LONG_PAUSE = 0.001
-"""Once the journal is full, only collections of at least this many seconds are still written."""
+"""Once the journal is full, shorter collections are no longer written."""
 
 MOST_WRITERS = 1000
-"""The journals of one rank that are written to the same directory at once must be fewer than `MOST_WRITERS`."""
+"""Journals of one rank in one directory at once."""
 
 FOLDER = "perf_callbacks"
-"""Name of the journals' folder in an output directory."""
+"""Of the journals, in an output directory."""
 
 _NAME = re.compile(r"rank(\d{1,9})(?:\.(\d{1,9}))?\.jsonl")
 
 
 LONGEST_LINE = 4_000_000
-"""Length, in bytes, of the longest line that is read. A sparse file may have longer lines, which are no records."""
+"""Bytes of the longest line that is read. A sparse file may have longer ones, which are no records."""
 
 _NO_LINK, _NO_WAIT = getattr(os, "O_NOFOLLOW", 0), getattr(os, "O_NONBLOCK", 0)
 
 
 class Journal:
-    """Destination of records. This base class drops all records."""
+    """Destination of records. This base class drops them."""
 
     path: Path | None = None
-    """Path of the journal file; None if no file is written."""
+    """None: no file is written."""
 
-    def write(self, record: Record) -> None:
-        """Accept a record."""
+    def write(self, record: Record) -> None: ...
 
-    def flush(self) -> None:
-        """Write the accepted records."""
+    def flush(self) -> None: ...
 
-    def close(self) -> None:
-        """Write the accepted records and close."""
+    def close(self) -> None: ...
 
 
 class _File(FileIO):
-    """File that Python closes without a warning, because an interrupt may prevent the call of `close`."""
+    """Python closes it without a warning, because an interrupt may prevent the call of `close`."""
 
     def __del__(self) -> None:
         self.close()
@@ -96,10 +92,7 @@ def opened(path: Path, mode: str = "a+", permissions: int = 0o666) -> _File:
 
 
 def lock(file: FileIO) -> bool:
-    """Lock an open file. Return False if another writer holds the lock; True on a system or filesystem without locks.
-
-    Two fits can't lock the same file, even in one process, because a lock belongs to an open file.
-    """
+    """Return False if another writer, even of this process, holds the lock; True also where there are no locks."""
     try:
         if fcntl is not None:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -111,7 +104,7 @@ def lock(file: FileIO) -> bool:
 
 
 def _unlock(file: FileIO) -> None:
-    """Release the lock now. Closing the file would not release the lock while a forked child has the file open."""
+    """Release the lock now: closing doesn't, while a forked child has the file open."""
     if fcntl is not None:
         with suppress(OSError):
             fcntl.flock(file, fcntl.LOCK_UN)
@@ -120,15 +113,12 @@ def _unlock(file: FileIO) -> None:
 class FileJournal(Journal):
     """Appends records to a file. A disk error is logged once and ends the journal, not the run.
 
-    One system call writes many whole lines. The file has no buffer, because a forked worker could write the content of
-    a buffer a second time. If the final line of the file is torn, a line end is written first. The file is created and
-    locked when its first record is written. If another writer has locked `rank0.jsonl`, this journal uses
-    `rank0.2.jsonl`, and so on.
+    One system call writes many whole lines. The file has no buffer, which a forked worker could write a second time. If
+    the final line is torn, a line end is written first. The file is created and locked with its first record. If
+    another writer has locked `rank0.jsonl`, this journal uses `rank0.2.jsonl`, and so on.
 
-    Two threads may call `write` at once, and a garbage collection may call `write` while `write` runs. No `write` waits
-    for the lock, because an unfinished `write` of the same thread may hold the lock. A thread that doesn't get the lock
-    leaves its record to the thread that holds the lock. The thread that holds the lock looks for more records before it
-    returns.
+    Two threads may call `write` at once, and a garbage collection may call it within itself. So no `write` waits for
+    the lock: a thread that doesn't get it leaves its record to the holder, which looks for more before it returns.
     """
 
     def __init__(
@@ -155,7 +145,7 @@ class FileJournal(Journal):
         _all.add(self)
 
     def write(self, record: Record) -> None:
-        """Accept a record. A `Gc` record is held back until a record of another class is written, or until `flush`."""
+        """A `Gc` record is held back until another record is written, or until `flush`."""
         if self._closing or self._done or not self._lasts(record):
             return
         now = self._clock()
@@ -167,7 +157,7 @@ class FileJournal(Journal):
             self.flush()
 
     def flush(self) -> None:
-        """Write the accepted records, unless a write is already under way in this thread or another thread."""
+        """Write the accepted records, unless a write is already under way in this thread or another."""
         while (self._pending or self._closing) and not self._done and self._writing.acquire(blocking=False):
             try:
                 self._drain()
@@ -175,7 +165,7 @@ class FileJournal(Journal):
                 self._writing.release()
 
     def close(self) -> None:
-        """Write the accepted records and close the file. Idempotent."""
+        """Idempotent."""
         self._closing = True
         if self._done or self._writer == threading.get_ident():
             return  # the running write closes the file
@@ -188,17 +178,14 @@ class FileJournal(Journal):
                 self._writing.release()
 
     def disown(self) -> None:
-        """Close the file in a forked child, so that the file doesn't stay locked after the parent's death.
-
-        The child must not unlock the file: parent and child share the lock.
-        """
+        """Close it in a forked child, or it stays locked after the parent's death; don't unlock the shared lock."""
         self._done = True
         file, self._file = self._file, None
         if file is not None:
             file.close()
 
     def _drain(self) -> None:
-        """Write the pending records. The caller holds the lock."""
+        """The caller holds the lock."""
         self._writer = threading.get_ident()
         try:
             if self._pending and not self._done:
@@ -245,10 +232,7 @@ class FileJournal(Journal):
             data = data[written:]
 
     def _lasts(self, record: Record) -> bool:
-        """Return True if a record must be written.
-
-        Once the journal is full, steps and short collections are not written.
-        """
+        """Return False for steps and short collections once the journal is full."""
         if self._size < self._max_bytes:
             return True
         return not isinstance(record, Steps) and not (isinstance(record, Gc) and record.seconds < LONG_PAUSE)
@@ -302,11 +286,13 @@ def files(path: Path) -> list[Path]:
         if path.exists() and not path.is_file():  # reading a pipe would block
             raise OSError(f"{path}: it is not a regular file")
         return [path]
-    found = {
+    journals = {
         journal: _NAME.fullmatch(journal.name) for inner in (path, path / FOLDER) for journal in inner.glob("rank*")
     }
     named = [
-        (int(match[1]), int(match[2] or 1), journal) for journal, match in found.items() if match and journal.is_file()
+        (int(match[1]), int(match[2] or 1), journal)
+        for journal, match in journals.items()
+        if match and journal.is_file()
     ]
     if not named:
         raise FileNotFoundError(f"no journal in {path}: a run writes {FOLDER}/rank<k>.jsonl into its output directory")
@@ -314,15 +300,12 @@ def files(path: Path) -> list[Path]:
 
 
 def files_of_lowest_rank(folder: Path) -> list[Path]:
-    """Return the journals of the lowest rank in a directory.
-
-    A directory has several such journals if fits wrote at the same time.
-    """
-    found: list[Path] = []
+    """Return the journals of the lowest rank; several if fits wrote at the same time."""
+    journals: list[Path] = []
     with suppress(OSError):
-        found = [path for path in files(folder) if path.parent == folder]
-    rank = found[0].name.split(".")[0] if found else ""
-    return [path for path in found if path.name.split(".")[0] == rank]
+        journals = [path for path in files(folder) if path.parent == folder]
+    rank = journals[0].name.split(".")[0] if journals else ""
+    return [path for path in journals if path.name.split(".")[0] == rank]
 
 
 def _entries(path: Path) -> Iterator[Entry]:
@@ -331,7 +314,7 @@ def _entries(path: Path) -> Iterator[Entry]:
 
 
 def _lines(file: BinaryIO) -> Iterator[str]:
-    """Yield the lines of a file, except lines that are too long."""
+    """Leave out lines that are too long."""
     whole = True
     while line := file.readline(LONGEST_LINE):
         ends = line.endswith(b"\n")

@@ -12,38 +12,34 @@ class Use:
     """
 
     step: int
-    """Number of optimizer steps done."""
+    """Optimizer steps done."""
     cpu_load: float | None = None
-    """CPU time of the rank since the previous record, as a share of the time of all CPUs that the rank may use. From 0
-    to 1."""
+    """CPU time since the previous record, as a share, from 0 to 1, of all CPUs that the rank may use."""
     resident_gb: float | None = None
     """Host memory in use."""
     anonymous_gb: float | None = None
-    """`resident_gb` minus file pages and shared memory. This value is used to find leaks."""
+    """`resident_gb` minus file pages and shared memory, to find leaks."""
     read_mb: float | None = None
-    """Data read from disks, not from the page cache, since the previous record."""
+    """From disks, not from the page cache, since the previous record."""
     gpu_utilization: float | None = None
-    """Time in which a kernel ran on the GPU, as a share of NVML's most recent sampling period. From 0 to 1."""
+    """Share, from 0 to 1, of NVML's most recent sampling period in which a kernel ran."""
     gpu_memory_gb: float | None = None
-    """Memory that is in use on the GPU."""
+    """In use on the GPU."""
     gpu_processes: int | None = None
-    """Number of processes that compute on the GPU, as far as the driver shows them."""
+    """Processes that compute on the GPU, as far as the driver shows them."""
     power_watts: float | None = None
     power_limit_watts: float | None = None
     energy_joules: float | None = None
-    """Energy that the whole GPU has used since the previous record. The GPU's own counter measures this energy."""
+    """Of the whole GPU since the previous record, from its own counter."""
     sm_clock_mhz: int | None = None
     max_sm_clock_mhz: int | None = None
     temperature_celsius: int | None = None
     tensor_activity: float | None = None
-    """Share of time in which tensor cores worked since the previous record, from 0 to 1. Only Hopper and later chips
-    report the activity of tensor cores."""
+    """Share of time, from 0 to 1, in which tensor cores worked since the previous record. Only of Hopper and later."""
     memory_bandwidth_activity: float | None = None
-    """Mean use of the GPU memory's bandwidth since the previous record, from 0 (none) to 1 (all of the bandwidth). Only
-    Hopper and later chips report the use of the bandwidth."""
+    """Mean use of the GPU memory's bandwidth since the previous record, from 0 to 1. Only of Hopper and later."""
     throttled_by: tuple[str, ...] = ()
-    """Reasons for a lower clock, such as "power cap" or "heat". Empty if the clock is not lowered, or if the reasons
-    are unknown."""
+    """Reasons for a lower clock, such as "power cap" or "heat". Empty: none, or unknown."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -56,31 +52,28 @@ class Memory:
 
     step: int
     device: str
-    """Kind of the device, such as "cpu" or "cuda". Tensors elsewhere, as with offloading, are not counted."""
+    """Kind, such as "cpu" or "cuda". Tensors elsewhere, as with offloading, are not counted."""
     source: str | None = None
-    """How activations and temporary memory were measured. "operations": the tensors of the counted step were followed.
-    "allocator": only the device's allocator was read, and `activations_gb` includes the temporary memory. None: neither
-    is known."""
+    """"operations": the tensors of the counted step were followed. "allocator": only the device's allocator was
+    read, and `activations_gb` includes the temporary memory. None: neither is known."""
     weights_gb: float | None = None
-    """Memory of parameters and buffers. For weights, gradients and optimizer state, each storage counts once."""
+    """Parameters and buffers. In weights, gradients and optimizer state, each storage counts once."""
     gradients_gb: float | None = None
     optimizer_gb: float | None = None
-    """State of the optimizers."""
     activations_gb: float | None = None
     """Tensors that the forward made and that are alive when the backward begins."""
     temporary_gb: float | None = None
-    """Peak memory of all tensors that the step makes, except gradients, optimizer state and activations."""
+    """Peak of all other tensors that the step makes, without gradients and optimizer state."""
     context_gb: float | None = None
-    """Memory of the process on the GPU beyond torch's allocator: context, libraries, communicators."""
+    """Of the process on the GPU beyond torch's allocator: context, libraries, communicators."""
     peak_gb: float | None = None
-    """Largest sum of all parts at any moment of the step. If the device has an allocator, `peak_gb` is the largest
-    memory of all tensors since the program began."""
+    """Largest sum of all parts at any moment of the step; with an allocator, of all tensors since the program began."""
     micro_batch: int | None = None
-    """Number of samples in the largest micro-batch of the step."""
+    """Samples in the largest micro-batch of the step."""
     micro_batches: int | None = None
     """Number of micro-batches of the step."""
     headroom_gb: float | None = None
-    """Memory that this process could still allocate at the end of the step. On a CPU, this is host memory."""
+    """What this process could still allocate at the end of the step; on a CPU, host memory."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -88,10 +81,10 @@ class HeldMemory:
     """Memory that tensors of one kind hold in a module, without its submodules. Layers of a list share one path."""
 
     path: str
-    """Path as in `ModuleWork`."""
+    """As in `ModuleWork`."""
     kind: str
-    """One of weights, gradients, optimizer, activations, failed call. "activations": the memory was measured in an
-    earlier step. "failed call": local variables of the functions in which the allocation failed."""
+    """One of weights, gradients, optimizer, activations (measured in an earlier step), failed call (local variables
+    of the functions in which the allocation failed)."""
     gb: float
 
 
@@ -103,40 +96,35 @@ class OutOfMemory:
     """
 
     step: int
-    """Number of optimizer steps done."""
+    """Optimizer steps done."""
     device: str
-    """Kind of the device, as in `Memory`."""
+    """Kind, as in `Memory`."""
     error: str
     """First line of the framework's message."""
     stage: str | None = None
-    """Stage in which the allocation failed: forward, backward, optimizer or evaluation. None if the allocation failed
-    outside of all four stages."""
+    """forward, backward, optimizer or evaluation. None: outside of all four."""
     module: str | None = None
-    """Path of the module in whose forward the allocation failed, as in `ModuleWork`."""
+    """In whose forward the allocation failed; path as in `ModuleWork`."""
     requested_gb: float | None = None
     weights_gb: float | None = None
     gradients_gb: float | None = None
     optimizer_gb: float | None = None
     other_gb: float | None = None
-    """Memory of all tensors except weights, gradients and optimizer state. None if the device has no allocator with
-    statistics."""
+    """All other tensors. None: the device has no allocator with statistics."""
     reserved_gb: float | None = None
-    """Memory that the device's allocator holds, used or free."""
+    """Held by the device's allocator, used or free."""
     largest: tuple[HeldMemory, ...] = ()
-    """The largest amounts of memory, the largest first."""
+    """The largest first."""
     micro_batch: int | None = None
-    """Number of samples in the micro-batch that failed."""
+    """Samples in the micro-batch that failed."""
     fitting_micro_batch: int | None = None
-    """Largest micro-batch that would have fitted, computed from the memory of an earlier step. None if the memory of no
-    earlier step was measured."""
+    """Largest micro-batch that would have fitted, by the memory of an earlier step. None: none was measured."""
     about_micro_batch: int | None = None
-    """Estimate of the largest micro-batch that would have fitted, from the layers that had run. None if an earlier step
-    was measured, or if no estimate is possible, for example because the allocation failed outside of the forward."""
+    """The same, estimated from the layers that had run. None: an earlier step was measured, or no estimate is
+    possible, for example because the allocation failed outside of the forward."""
     layers: int | None = None
-    """Number of layers in one module list: the list whose checkpointing would free the most memory. If the freed memory
-    is unknown: the list that contains the failed layer."""
+    """Layers of the list whose checkpointing would free most memory or, if unknown, of the failed layer."""
     layers_to_checkpoint: int | None = None
-    """Number of layers whose checkpointing would have avoided the failure. None if unknown, or if checkpointing the
-    whole module list would not have been enough."""
+    """Layers whose checkpointing would have avoided the failure. None: unknown, or all would not have been enough."""
     seconds: float = 0.0
-    """Seconds that it took to make this record."""
+    """That it took to make this record."""

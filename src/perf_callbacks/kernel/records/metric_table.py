@@ -7,11 +7,9 @@ key with the prefix, such as `perf/mfu`.
 from dataclasses import KW_ONLY, dataclass
 
 PREFIX = "perf/"
-"""Prefix of the key of each metric."""
 
 RUN = "run/"
-"""Second part of the key of an average over a whole run, `perf/run/…`. With the key of a row, an average over a run
-would be plotted as one more step."""
+"""For averages over a whole run, `perf/run/…`. With the key of a row, one would be plotted as one more step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,27 +17,25 @@ class Metric:
     """One metric of a row."""
 
     name: str
-    """Name without prefix."""
+    """Without prefix."""
     unit: str
     meaning: str
-    """How the metric is computed, in Markdown. The documentation and the report show this text."""
+    """In Markdown, for the documentation and the report."""
     _: KW_ONLY
     left_out: str = ""
     """Work or time that the metric doesn't count, in Markdown."""
     needs: tuple[str, ...] = ()
-    """Conditions that a run must meet to have this metric. A known number of samples or tokens may be a condition too,
-    but is not listed."""
+    """Conditions for this metric. A known number of samples or tokens may be one too, but is not listed."""
     main: bool = False
-    """True: consoles show the metric, and loggers get it with `metrics="main"`."""
+    """True: consoles show it, and loggers get it with `metrics="main"`."""
     constant: bool = False
-    """True: the metric hardly changes in a run. Loggers get such a metric only in rows in which its value changes."""
+    """True: it hardly changes in a run. Loggers get it only in rows in which it changes."""
     usual: float | None = None
-    """Usual value of a constant metric. Loggers don't get this value. None if there is no usual value. For the metric
-    `peak_tflops`, the usual value is the first value in a run."""
+    """Of a constant metric: loggers don't get it. Of `peak_tflops`, that is the first value in a run."""
 
     @property
     def key(self) -> str:
-        """Name by which loggers and rows of the journal know the metric."""
+        """Its name in loggers and in rows of the journal."""
         return PREFIX + self.name
 
 
@@ -48,8 +44,7 @@ FLOPS, PEAK, LOWER_BOUND = "`flops`", "a known peak", "a lower bound"
 GPU, RANKS, SEVERAL_RANKS = "GPU", "several ranks", "rank 0 of several"
 RESUMED = "a resumed run"
 JOB, JOB_GPUS = "rank 0 of several, Linux", "rank 0 of several, NVIDIA GPUs"
-"""Conditions for `Metric.needs`. `MASK` means that the attention mask consists of integers or booleans. `GC` and
-`FLOPS` mean that the setting `gc` or `flops` is not "off"."""
+"""For `Metric.needs`. `MASK`: the attention mask has integers or booleans. `GC`, `FLOPS`: this setting is not "off"."""
 
 METRICS = (
     Metric("step_time", "s", "seconds per step", left_out="excluded steps", main=True),
@@ -251,4 +246,4 @@ KEYS = {
     "row": {metric.name: metric.key for metric in METRICS},
     "whole": {metric.name: PREFIX + RUN + metric.name for metric in METRICS},
 }
-"""Keys of all metrics by name: "row" for the keys in a row, "whole" for the keys of averages over the fit."""
+"""By name: "row" for the keys in a row, "whole" for averages over the fit."""

@@ -4,16 +4,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 OUTSIDE = "(no module)"
-"""Path that stands for work outside of all modules of the model, such as a loss."""
+"""Path of work outside of all modules of the model, such as a loss."""
 
 OPTIMIZER = "(optimizer)"
-"""Path that stands for matrix products in the optimizer's step."""
+"""Path of matrix products in the optimizer's step."""
 
 OTHERS = "(others)"
-"""Path of the entry for all remaining modules together."""
+"""Path of all remaining modules together."""
 
 ITSELF = "(the model itself)"
-"""Name that is shown for the model itself, whose path is empty."""
+"""Shown for the model itself, whose path is empty."""
 
 APART = (OUTSIDE, OPTIMIZER, OTHERS)
 """Paths that stand for no single place in the model."""
@@ -24,21 +24,19 @@ class ModuleWork:
     """FLOPs, parameters and activations of a module, without its submodules. Layers of a list share one entry."""
 
     path: str
-    """Path in the model, without wrappers such as DistributedDataParallel; "" for the model itself. "*" stands for the
-    numbers of layers in a list, if all of them have the same class. A path in parentheses is `OUTSIDE`, `OPTIMIZER` or
-    `OTHERS`."""
+    """Without wrappers such as DistributedDataParallel; "" for the model itself. "*" stands for the numbers of
+    layers in a list of one class. In parentheses: `OUTSIDE`, `OPTIMIZER` or `OTHERS`."""
     modules: int = 1
-    """Number of modules that this entry sums; 0 for work that belongs to no module."""
+    """That this entry sums; 0 for work that belongs to no module."""
     forward_flops: int = 0
     backward_flops: int = 0
-    """FLOPs of the backward of the operations that the module's forward ran."""
+    """Of the operations that the module's forward ran."""
     extra_flops: int = 0
-    """Executed FLOPs that are no model FLOPs: recomputation, and matrix products in the optimizer."""
+    """Executed, but no model FLOPs: recomputation, and matrix products in the optimizer."""
     parameters: int | None = 0
-    """Number of the module's own parameters. A shared parameter counts at its first module. None: unknown."""
+    """The module's own. A shared parameter counts at its first module. None: unknown."""
     activation_bytes: int | None = None
-    """Bytes of tensors that the module's forward made and that were alive when the backward began. None if no backward
-    ran."""
+    """Tensors of the module's forward that were alive when the backward began. None: no backward ran."""
 
     @property
     def name(self) -> str:
@@ -54,12 +52,12 @@ class ModuleWork:
 
 
 def heaviest(lines: Sequence[ModuleWork], most: int = 3) -> tuple[tuple[str, float], ...]:
-    """Return the modules with the most executed FLOPs, each with its name and its share of all executed FLOPs.
+    """Return the modules with the most executed FLOPs, and their shares of all executed FLOPs.
 
     >>> heaviest([ModuleWork(path="", forward_flops=3), ModuleWork(path="(no module)", modules=0, forward_flops=1)])
     (('(the model itself)', 0.75),)
     """
     total = sum(line.hardware_flops for line in lines)
-    found = [line for line in lines if line.path not in APART and line.hardware_flops > 0]
-    found = sorted(found, key=lambda line: line.hardware_flops, reverse=True)[:most]
-    return tuple([(line.name, line.hardware_flops / total) for line in found])
+    heaviest_lines = [line for line in lines if line.path not in APART and line.hardware_flops > 0]
+    heaviest_lines = sorted(heaviest_lines, key=lambda line: line.hardware_flops, reverse=True)[:most]
+    return tuple([(line.name, line.hardware_flops / total) for line in heaviest_lines])

@@ -1,4 +1,4 @@
-"""Find out, from files alone, if the process that writes a journal is alive."""
+"""Says, from files alone, if the process that writes a journal is alive."""
 
 import os
 from collections.abc import Mapping
@@ -10,8 +10,7 @@ from perf_callbacks.kernel.foreign_errors import let_pass, suppress
 from perf_callbacks.kernel.records.fit_records import Run
 
 Locks = Mapping[tuple[int, int, int], int]
-"""Id of the process that holds the lock on a file, for each locked file. The key consists of the major and minor number
-of the file's device, and the file's inode number."""
+"""The process that holds the lock on a file, by major and minor number of its device, and inode."""
 
 MOST_PIDS = 2**22 + 2
 """Ids of processes on Linux are smaller."""
@@ -20,8 +19,7 @@ BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _PID_NAMESPACE = Path("/proc/self/ns/pid")
 
 _WORDS = 8
-"""Number of words in a line of /proc/locks about a held lock. A line about a process that waits for a lock has one more
-word."""
+"""Words of a held lock in /proc/locks. A waiting process has one more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,19 +27,16 @@ class Signs:
     """Signs of life of a journal's writer."""
 
     written_unix: float
-    """Time of the last write to the journal or the summary beside the journal."""
+    """Last write to the journal or the summary beside it."""
     pid: int | None
-    """Id of the process on this machine that holds the lock of the journal, or wrote the journal and still lives.
-    None: unknown."""
+    """Process here that holds the journal's lock, or wrote it and still lives. None: unknown."""
     gone: int | None = None
-    """Id of the process on this machine that wrote the journal, and has ended. None: unknown, or there is no such
-    process."""
+    """Process here that wrote the journal, and has ended. None: unknown, or none."""
     size: int = 0
     """Bytes of the journal."""
 
 
 def signs(journal: os.stat_result, summary: os.stat_result | None, locks: Locks) -> Signs:
-    """Return the signs of life of a journal's writer, from the status of the journal and of its summary file."""
     written = journal.st_mtime if summary is None else max(journal.st_mtime, summary.st_mtime)
     if not locks or not hasattr(os, "major"):  # Windows
         return Signs(written, None, size=journal.st_size)
@@ -50,19 +45,19 @@ def signs(journal: os.stat_result, summary: os.stat_result | None, locks: Locks)
 
 
 def boot_id(path: Path = BOOT_ID) -> str:
-    """Return the id of this machine's current boot. Outside of Linux, raise `OSError`."""
+    """Outside of Linux, raise `OSError`."""
     return path.read_text(encoding="ascii").strip()
 
 
 def own_process() -> dict[str, Any]:
-    """Return the fields of `Run` about this process. Return no fields if the system shows no PID namespaces."""
+    """Return the fields of `Run` about this process; none if the system shows no PID namespaces."""
     with suppress(OSError):
         return {"pid": os.getpid(), "pid_namespace": _PID_NAMESPACE.stat().st_ino}
     return {}
 
 
 def local_process(run: Run) -> int | None:
-    """Return the id of the process that wrote a `run` record. None if it ran on another machine or in a container."""
+    """Return the id of the process that wrote a `run` record. None: it ran on another machine or in a container."""
     with suppress(OSError, ValueError):
         here = run.boot_id == boot_id() and run.pid_namespace == _PID_NAMESPACE.stat().st_ino
         return run.pid if here and run.pid is not None and 0 < run.pid < MOST_PIDS else None
@@ -70,10 +65,7 @@ def local_process(run: Run) -> int | None:
 
 
 def exists(pid: int, uptime_seconds: float | None = None) -> bool:
-    """Return True if a process with this id exists on this machine, and is no zombie.
-
-    A process that began later than `uptime_seconds` after the machine's boot is another process, with the same id.
-    """
+    """Zombies don't count. A process begun later than `uptime_seconds` after the boot is another one with this id."""
     with suppress(OSError, IndexError, ValueError):
         words = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
         began = int(words[19]) / os.sysconf("SC_CLK_TCK")
@@ -87,14 +79,11 @@ def exists(pid: int, uptime_seconds: float | None = None) -> bool:
 
 
 def read_locks(path: Path = Path("/proc/locks")) -> Locks:
-    """Return the file locks that processes of this machine hold; empty if the system doesn't list them.
-
-    This function takes no lock on a journal, because the lock could keep a starting run from its journal.
-    """
-    found: dict[tuple[int, int, int], int] = {}
+    """Return the locks of this machine, if listed, without taking one: that could keep a run from its journal."""
+    holders: dict[tuple[int, int, int], int] = {}
     with suppress(OSError, ValueError):
         for words in map(str.split, path.read_text(encoding="ascii").splitlines()):
             if len(words) == _WORDS and (words[1], words[3]) == ("FLOCK", "WRITE"):
                 major, minor, number = words[5].split(":")
-                found[int(major, 16), int(minor, 16), int(number)] = int(words[4])
-    return found
+                holders[int(major, 16), int(minor, 16), int(number)] = int(words[4])
+    return holders

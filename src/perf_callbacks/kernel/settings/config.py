@@ -1,4 +1,4 @@
-"""Settings that users choose. Settings are checked once, and errors are in plain words."""
+"""Settings that users choose. They are checked once, and errors are in plain words."""
 
 import re
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ def printable(text: str) -> str:
     >>> print(printable("PERF_CALLBACKS_" + chr(27) + "[2J"))
     PERF_CALLBACKS_\x1b[2J
     """
-    return "".join([one if one.isprintable() else one.encode("unicode_escape").decode() for one in text])
+    return "".join([letter if letter.isprintable() else letter.encode("unicode_escape").decode() for letter in text])
 
 
 def kind(value: object) -> str:
@@ -127,19 +127,17 @@ def refusal(name: str, value: object) -> str:
 
 
 def shown(value: object) -> str:
-    """Render a value for a message, truncated if long."""
     text = f"a number of {MOST_DIGITS + 1} digits or more" if is_huge(value) else repr(value)
     return text if len(text) <= MOST_SHOWN else text[:MOST_SHOWN] + "…"
 
 
 def is_huge(value: object) -> bool:
-    """Return True if a value is an integer with more than `MOST_DIGITS` digits."""
     return isinstance(value, int) and abs(value) >= 10**MOST_DIGITS
 
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """Rule for the values that a field accepts, derived from the field's annotation."""
+    """Values that a field accepts, by its annotation."""
 
     kind: Literal["choice", "flag", "count", "text"]
     wanted: str
@@ -148,7 +146,6 @@ class Rule:
     pattern: str | None = None
 
     def allows(self, value: object) -> bool:
-        """Return True if a Python value is legal for the field."""
         if self.kind == "flag":
             return isinstance(value, bool)
         if self.kind == "count":
@@ -162,7 +159,7 @@ class Rule:
         return self.pattern is None or re.fullmatch(self.pattern, value) is not None
 
     def parse(self, text: str) -> object:
-        """Parse a string from the environment. Return the string itself if it can't be parsed."""
+        """Return the string itself if it can't be parsed."""
         word = text.strip()
         if self.kind == "flag":
             return FLAGS.get(word.lower(), word)
@@ -174,16 +171,14 @@ class Rule:
 
 
 MOST_SHOWN = 200
-"""Largest number of characters of a value in a message. A longer value is cut."""
+"""Longer values are cut in messages."""
 
 MOST_DIGITS = 18
-"""Largest number of digits of a whole number. Python parses up to 4,300 digits, but clocks and files support fewer."""
+"""Python parses up to 4,300 digits, but clocks and files support fewer."""
 
 ITEMS = ("gc", "loaders", "affinity")
-"""Slugs of the checklist's items."""
 
 FLAGS = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
-"""Spellings of true and false in the environment."""
 
 _NUMBER = r"(?=[\d.]*[1-9])\d+(\.\d+)?"
 _DTYPE = "(bf16|fp16|half|tf32|fp32|fp64|fp8|fp4|bfloat16|float(4|8|16|32|64)|tfloat32)"
@@ -206,7 +201,6 @@ _PATTERNS = {
 
 @cache
 def rules() -> dict[str, Rule]:
-    """Return the rule of each field, in the order of the fields."""
     return {name: _rule(name, hint) for name, hint in get_type_hints(PerfConfig).items()}
 
 

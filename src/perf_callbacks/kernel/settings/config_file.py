@@ -1,8 +1,6 @@
-"""Read settings from YAML or JSON files.
+"""Reads settings from YAML or JSON files.
 
-PyYAML only parses the text into nodes, and constructs no Python objects. So a tag can't run code, and aliases are not
-expanded. The text of a value is parsed like the text of an environment variable, because YAML itself would read `off`
-as False.
+PyYAML only parses: tags run no code, and aliases aren't expanded. YAML itself would read `off` as False.
 """
 
 import stat
@@ -11,27 +9,25 @@ from pathlib import Path
 from typing import Any
 
 from perf_callbacks.kernel.settings.config import ConfigError, PerfConfig
-from perf_callbacks.kernel.settings.in_force import FILE, FileEntry, Settings, resolve, switched_off
+from perf_callbacks.kernel.settings.resolution import FILE, FileEntry, Settings, resolve, switched_off
 
 LIMIT = 100_000
-"""Largest size of a file, in bytes. PyYAML takes about a second to compose a file of this size."""
+"""Bytes. PyYAML takes about a second to compose a file of this size."""
 
 Node = Any
-"""A node of PyYAML. The type is `Any`, because PyYAML has no type annotations."""
 
 
 def in_force(config: PerfConfig | None, environ: Mapping[str, str]) -> Settings:
-    """Return the settings in force, from `config`, the file of `PERF_CALLBACKS_CONFIG` and the environment."""
     name = environ.get(FILE)
     if not name or switched_off(environ):
         return resolve(config, environ)
     path = Path(name)
     try:
         root = compose(path, read(path))
-        found = () if root is None else entries(root, name)
+        fields = () if root is None else entries(root, name)
     except ConfigError as error:
         raise ConfigError(f"{FILE}: {error}") from None
-    return resolve(config, environ, found)
+    return resolve(config, environ, fields)
 
 
 def read(path: Path) -> str:
@@ -58,7 +54,6 @@ def read(path: Path) -> str:
 
 
 def compose(path: Path, text: str) -> Node | None:
-    """Return the root node of a file, or None if the file is empty. The root node must be a mapping."""
     import yaml  # noqa: PLC0415 only for those who use a file
 
     try:
@@ -76,8 +71,7 @@ def compose(path: Path, text: str) -> Node | None:
 
 
 def entries(mapping: Node, name: str) -> tuple[FileEntry, ...]:
-    """Return the fields that a mapping sets. `name` is the file's name."""
-    found: dict[str, FileEntry] = {}
+    fields: dict[str, FileEntry] = {}
     for key, value in mapping.value:
         where = f"{name}, line {line(key)}"
         for node in (key, value):
@@ -85,13 +79,13 @@ def entries(mapping: Node, name: str) -> tuple[FileEntry, ...]:
                 raise ConfigError(f"{where}: the tag {node.tag} is not allowed.")
         if key.id != "scalar" or value.id != "scalar":
             raise ConfigError(f"{where}: got a {(key if key.id != 'scalar' else value).id}, wanted a single value.")
-        if key.value in found:
+        if key.value in fields:
             raise ConfigError(f"{where}: {key.value} is set a second time.")
         if "\0" in value.value:
             raise ConfigError(f"{where}: {key.value}: a NUL character is not allowed.")
         text = "" if value.tag.endswith(":null") else value.value
-        found[key.value] = FileEntry(key.value, text, where)
-    return tuple(found.values())
+        fields[key.value] = FileEntry(key.value, text, where)
+    return tuple(fields.values())
 
 
 def line(node: Node) -> int:

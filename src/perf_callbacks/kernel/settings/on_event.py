@@ -1,4 +1,4 @@
-"""Read the command for events. No file can set the command, so a file from elsewhere can't run code."""
+"""The command for events. No file can set it, so a file from elsewhere can't run code."""
 
 import shlex
 from collections.abc import Mapping
@@ -10,10 +10,9 @@ FIELD = "on_event"
 VARIABLE = "PERF_CALLBACKS_ON_EVENT"
 
 ENVIRONMENT_ALONE = f"{FIELD} is set by the environment alone: {VARIABLE}='python notify.py'"
-"""Error message that is shown if code or a file sets the command."""
+"""For a command that code or a file sets."""
 
 _SHELL = {"|", "||", "&", "&&", ";", "<", ">", ">>", "2>", "2>&1"}
-"""Words that only a shell understands, such as a pipe."""
 
 
 def command(environ: Mapping[str, str]) -> tuple[str, ...]:
@@ -36,10 +35,10 @@ understands, wanted a command with its arguments; for a shell, write sh -c '...'
         raise ConfigError(
             f"{VARIABLE}: {str(error).lower()}, wanted a command with its arguments, quoted as for a shell."
         ) from None
-    found = next((word for word in words if word in _SHELL), None)
-    if found is not None:
+    operator = next((word for word in words if word in _SHELL), None)
+    if operator is not None:
         raise ConfigError(
-            f"{VARIABLE}: got '{found}', which only a shell understands, wanted a command with its arguments; "
+            f"{VARIABLE}: got '{operator}', which only a shell understands, wanted a command with its arguments; "
             "for a shell, write sh -c '...'."
         )
     if not words[0]:
@@ -48,7 +47,7 @@ understands, wanted a command with its arguments; for a shell, write sh -c '...'
 
 
 def shown(words: tuple[str, ...]) -> str:
-    """Return the program of a command without its arguments, which may hold secrets.
+    """Return the command without its arguments, which may hold secrets.
 
     >>> shown(("curl", "https://hooks.example/secret")), shown(("notify.sh",))
     ('curl …', 'notify.sh')

@@ -13,27 +13,22 @@ class DeviceUse:
     """Use of a device by all processes on it. None: unknown."""
 
     utilization: float | None = None
-    """From 0 to 1."""
     memory_bytes: int | None = None
     own_bytes: int | None = None
-    """Memory of this process on the device. In many containers, the memory of this process is unknown, because the
-    driver uses different process ids than the container."""
+    """Of this process. Unknown in many containers, where the driver uses different process ids."""
     processes: int | None = None
-    """Number of processes that compute on the device. In a container, the driver may hide some processes."""
+    """That compute on the device. In a container, the driver may hide some."""
     watts: float | None = None
     limit_watts: float | None = None
-    """Power limit in force."""
     default_limit_watts: float | None = None
-    """Factory setting of the power limit."""
+    """Factory setting."""
     joules: float | None = None
-    """Energy that the whole device has used since its driver was loaded. Only differences between readings are
-    meaningful."""
+    """Of the whole device since its driver was loaded: only differences have a meaning."""
     sm_mhz: int | None = None
     max_sm_mhz: int | None = None
     celsius: int | None = None
     throttled_by: tuple[str, ...] | None = None
-    """Reasons for a lower clock."""
     tensor_activity: float | None = None
-    """Share of the time since the previous reading in which tensor cores worked, from 0 to 1."""
+    """Share of the time since the previous reading in which tensor cores worked."""
     bandwidth_activity: float | None = None
-    """Share of the memory's bandwidth that was used since the previous reading, from 0 to 1."""
+    """Share of the memory's bandwidth since the previous reading."""

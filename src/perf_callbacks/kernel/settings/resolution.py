@@ -1,4 +1,4 @@
-"""Find the settings in force: a file overrides the code, and the environment overrides both."""
+"""Decides which source of a setting wins: a file overrides the code, and the environment overrides both."""
 
 import difflib
 import re
@@ -14,21 +14,19 @@ SWITCH = "PERF_CALLBACKS"
 PREFIX = "PERF_CALLBACKS_"
 
 FILE = "PERF_CALLBACKS_CONFIG"
-"""Environment variable with the path of a settings file."""
 
 SECTION = "PERF_CALLBACKS_SECTION"
-"""Environment variable with the names of all fields that come from accelerate's config."""
+"""Variable with the names of all fields that come from accelerate's config."""
 
 
 @dataclass(frozen=True, slots=True)
 class FileEntry:
-    """Setting that a file contains."""
+    """A setting in a file."""
 
     name: str
     text: str
-    """The value as written; empty for YAML's null."""
+    """As written; empty for YAML's null."""
     where: str
-    """File and line."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -36,20 +34,18 @@ class Settings:
     """Settings in force, and the origin of each."""
 
     config: PerfConfig
-    """Settings in force."""
     from_env: tuple[str, ...]
-    """Fields whose value comes from the environment. Values from accelerate's config don't count."""
+    """Fields from the environment, without those of accelerate's config."""
     origins: Mapping[str, str] = field(default_factory=dict)
-    """Origin of each field that is set from outside: a variable, a place in a file, or accelerate's config."""
+    """Variable, place in a file or accelerate's config, for each field that is set from outside."""
     remarks: tuple[str, ...]
-    """Sentences for the log about environment variables that are no settings, or whose value is gone."""
+    """Sentences for the log about variables that are no settings, or whose value is gone."""
     on_event: tuple[str, ...] = ()
-    """Command that runs at events, with its arguments; empty if there is none. `config` has no such field, because only
-    the environment can set the command."""
+    """Command that runs at events. Only the environment can set it, so `config` lacks it."""
 
     @property
     def shown(self) -> dict[str, Any]:
-        """Values of all settings. The command for events is shown without its arguments, which may hold secrets."""
+        """Values of all settings. The command's arguments may hold secrets, and are left out."""
         return asdict(self.config) | {on_event.FIELD: on_event.shown(self.on_event) if self.on_event else None}
 
     @property
@@ -59,7 +55,7 @@ class Settings:
 
 
 def resolve(config: PerfConfig | None, environ: Mapping[str, str], entries: Iterable[FileEntry] = ()) -> Settings:
-    """Return the settings in force: a file's entries override the configuration, and the environment overrides both.
+    """Return the settings in force.
 
     >>> resolve(PerfConfig(window=10), {"PERF_CALLBACKS_WINDOW": "20"}).config.window
     20
@@ -76,14 +72,14 @@ def resolve(config: PerfConfig | None, environ: Mapping[str, str], entries: Iter
     values = parse(entries)
     given = {name: environ[variable(name)] for name in rules() if variable(name) in environ}
     gone = [name for name, text in given.items() if f"{name}={text.strip()}" in GONE]
-    found = [name for name in given if name not in gone]
+    names = [name for name in given if name not in gone]
     remarks = [f"{variable(name)}: {refusal(name, given[name].strip())}" for name in gone]
-    values |= {name: _value(name, given[name], variable(name)) for name in found}
+    values |= {name: _value(name, given[name], variable(name)) for name in names}
     handed = environ.get(SECTION, "").split(",")
-    from_env = tuple(name for name in found if name not in handed)
+    from_env = tuple(name for name in names if name not in handed)
     origins = {name: variable(name) for name in from_env}
-    origins |= {entry.name: entry.where for entry in entries if entry.name not in found}
-    origins |= {name: "accelerate's config" for name in found if name in handed}
+    origins |= {entry.name: entry.where for entry in entries if entry.name not in names}
+    origins |= {name: "accelerate's config" for name in names if name in handed}
     command = on_event.command(environ)
     if command:
         from_env += (on_event.FIELD,)
@@ -94,7 +90,6 @@ def resolve(config: PerfConfig | None, environ: Mapping[str, str], entries: Iter
 
 
 def switched_off(environ: Mapping[str, str]) -> bool:
-    """Return True if `PERF_CALLBACKS=0` turns everything off."""
     switch = environ.get(SWITCH, "").strip().lower()
     if switch and switch not in FLAGS:
         raise ConfigError(f"{SWITCH}: got {shown(environ[SWITCH])}, wanted 0 or 1.")
@@ -134,16 +129,16 @@ def _value(name: str, text: str, where: str) -> object:
 
 
 _LIKE = re.compile(r"PERF_?CALLBACKS?(_|$)")
-"""Pattern of likely misspellings of `PERF_CALLBACKS`, alone or at the beginning of a longer name."""
+"""Likely misspellings of `PERF_CALLBACKS`, alone or at the beginning of a longer name."""
 
 
 def _strangers(environ: Mapping[str, str]) -> tuple[str, ...]:
-    known = [*map(variable, rules()), on_event.VARIABLE, FILE, SECTION, SWITCH]
+    variables = [*map(variable, rules()), on_event.VARIABLE, FILE, SECTION, SWITCH]
     similar = [name for name in environ if name.startswith(PREFIX) or _LIKE.match(name)]
-    names = sorted(name for name in similar if name not in known)
-    return tuple(f"{printable(name)} is no setting{_question(name, known)}" for name in names)
+    names = sorted(name for name in similar if name not in variables)
+    return tuple(f"{printable(name)} is no setting{_question(name, variables)}" for name in names)
 
 
-def _question(name: str, known: list[str]) -> str:
-    nearest = difflib.get_close_matches(name, known, n=1)
+def _question(name: str, variables: list[str]) -> str:
+    nearest = difflib.get_close_matches(name, variables, n=1)
     return f"; did you mean {nearest[0]}?" if nearest else "."

@@ -1,9 +1,8 @@
-"""Save exceptions that signal handlers raise within our callbacks: Python would only print these exceptions.
+"""Saves exceptions that signal handlers raise within our callbacks: Python would only print these exceptions.
 
-Python swallows exceptions in a callback in `gc.callbacks`, in a callback of a weak reference, and in a finalizer. If a
-signal arrives during a garbage collection, the signal's handler runs in the first Python function afterwards. So a
-handler may run within one of our callbacks. While a fit lasts, `sys.unraisablehook` passes the exception of a signal
-handler to the fit. The fit raises the handler's exception at the end of the current step.
+If a signal arrives during a garbage collection, its handler runs in the first Python function afterwards: perhaps our
+callback in `gc.callbacks` or of a weak reference, or our finalizer, whose exceptions Python swallows. While a fit
+lasts, `sys.unraisablehook` passes the handler's exception to the fit, which raises it at the end of the current step.
 """
 
 import sys
@@ -15,7 +14,7 @@ from typing import Any
 from perf_callbacks.kernel.foreign_errors import of_handler
 
 Heard = Callable[[BaseException], bool | None]
-"""Function that receives an exception. The function returns True if the fit will raise the exception later."""
+"""Returns True if the fit will raise the exception later."""
 
 Hook = Callable[[Any], object]
 
@@ -24,8 +23,8 @@ _STANDARD = ("weakref.py", "_weakrefset.py")
 """Files of the standard library whose weak-reference callbacks this package uses."""
 
 
-class Swallowed:
-    """Receives exceptions that Python would only print, and passes each exception to the newest fit."""
+class Unraisable:
+    """Receives exceptions that Python would only print, and passes each to the newest fit."""
 
     def __init__(self) -> None:
         self._fits: list[Heard] = []
@@ -33,14 +32,14 @@ class Swallowed:
         self._before: Hook = sys.__unraisablehook__
 
     def join(self, heard: Heard) -> None:
-        """Pass swallowed exceptions of handlers to `heard` from now on. The first fit replaces `sys.unraisablehook`."""
+        """The first fit replaces `sys.unraisablehook`."""
         if not self._fits and (self._hook is None or sys.unraisablehook is not self._hook):
             self._before = sys.unraisablehook
             self._hook = sys.unraisablehook = self._on_top_of(self._before)
         self._fits.append(heard)
 
     def leave(self, heard: Heard) -> None:
-        """Stop passing exceptions to `heard`. If no fit remains, restore the hook that `join` replaced. Idempotent."""
+        """If no fit remains, restore the hook that `join` replaced. Idempotent."""
         if heard in self._fits:
             self._fits.remove(heard)
         hook = self._hook
@@ -48,10 +47,7 @@ class Swallowed:
             self._hook, sys.unraisablehook = None, self._before
 
     def _on_top_of(self, before: Hook) -> Hook:
-        """Make a hook that calls `before` unless a fit takes the exception.
-
-        While no fit is joined, the hook always calls `before`.
-        """
+        """Make a hook that calls `before` unless a fit takes the exception."""
 
         def see(unraisable: Any) -> None:
             if self._hook is not see or not self._taken(unraisable.exc_value):
@@ -71,4 +67,4 @@ def _in_callback_of_ours(traceback: TracebackType | None) -> bool:
     return file.startswith(_OURS) or file.endswith(_STANDARD)
 
 
-SWALLOWED = Swallowed()
+UNRAISABLE = Unraisable()

@@ -10,16 +10,15 @@ from pathlib import Path
 from perf_callbacks.kernel.foreign_errors import let_pass, suppress
 
 NO_SIGNAL: int = getattr(socket, "MSG_NOSIGNAL", 0)
-"""Flag of a socket write that prevents SIGPIPE, which ends a program by default. macOS lacks this flag."""
+"""Prevents SIGPIPE, which ends a program by default. macOS lacks this flag."""
 
 
-class SideProcess:
-    """Process that reads jobs from a socket and answers each job with one line. No method of this class blocks."""
+class HelperProcess:
+    """Reads jobs from a socket and answers each with one line. No method of this class blocks."""
 
     def __init__(self, *arguments: str, env: Mapping[str, str] | None = None) -> None:
-        """Start Python in isolated mode (`-I`) with these arguments, in a process session of its own."""
+        """Start Python in isolated mode (`-I`), in a process session of its own."""
         self.over = False
-        """True: no more answers will come."""
         self._received = bytearray()
         self._socket, theirs = socket.socketpair()
         try:
@@ -38,7 +37,6 @@ class SideProcess:
         self._socket.setblocking(False)
 
     def _lines(self) -> list[bytes]:
-        """Return the lines that arrived since the last call."""
         self._process.poll()  # the started process forks, and ends at once
         try:
             while not self.over and self._socket.fileno() >= 0:
@@ -62,7 +60,7 @@ def let_go(end: socket.socket, process: "subprocess.Popen[bytes]") -> None:
 
 
 def why_not(feature: str) -> str | None:
-    """Return the reason why a file of this package can't run in a side process. Return None if there is no reason."""
+    """Return why a file of this package can't run in a helper process; None if it can."""
     if not (hasattr(os, "fork") and hasattr(os, "killpg")):
         return f"{feature} need a POSIX system"
     if not sys.executable or getattr(sys, "frozen", False) or not Path(__file__).is_file():
