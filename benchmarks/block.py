@@ -19,10 +19,10 @@ from pathlib import Path
 import torch
 
 from perf_callbacks import PerfConfig
+from perf_callbacks.flops.by_shape.rating import PeakRating
+from perf_callbacks.flops.by_shape.shaped_work import ShapedWork
 from perf_callbacks.flops.count_records import estimated
-from perf_callbacks.flops.known_work.rating import Rating
-from perf_callbacks.flops.known_work.shaped_work import ShapedWork
-from perf_callbacks.flops.work import Cell, Work
+from perf_callbacks.flops.work import Work, WorkKey
 from perf_callbacks.kernel.engine.marks import Calls
 from perf_callbacks.kernel.engine.stages import Stage
 from perf_callbacks.kernel.engine.steps import BLOCK
@@ -43,7 +43,7 @@ def masked(length, padding=0):
     return {**text(length), "attention_mask": mask}
 
 
-WORK = Work({Cell("forward", "float32", "matmul"): 10**9, Cell("backward", "float32", "matmul"): 2 * 10**9})
+WORK = Work({WorkKey("forward", "float32", "matmul"): 10**9, WorkKey("backward", "float32", "matmul"): 2 * 10**9})
 KINDS = {
     "pairs": ([(torch.ones(8, 32), torch.ones(8))], 1),
     "text": ([text(128)], 1),
@@ -65,7 +65,7 @@ def recorder_in(directory, several):
     place = Place(integration="loop", directory=Path(directory), device=torch.device("cpu"))
     recorder = Recorder(settings, place, clock=clock_of_training(several))
     shaped = ShapedWork(recorder.reader)
-    shaped.rate(Rating.of(estimated(WORK, step=2), None))
+    shaped.rate(PeakRating.from_count(estimated(WORK, step=2), None))
     recorder.engine.use(shaped)
     return recorder, shaped
 

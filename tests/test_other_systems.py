@@ -56,8 +56,7 @@ journal.write(Memory(step=2, device="cpu", weights_gb=1.0))
 journal.close()
 assert len(list(read("out"))) == 2
 for words in (["status"], ["flops", "--params", "1e9", "--seq", "9"], ["memory", "out"], ["report", "out"],
-              ["trace", "out"], ["watch", "out", "--once"], ["watch", "out", "--textfile", "out/run.prom", "--once"],
-              ["config", "--config_file", "acc.yaml", "gc=off"]):
+              ["trace", "out"], ["watch", "out", "--once"], ["watch", "out", "--textfile", "out/run.prom", "--once"]):
     assert main(words) == 0, words
 assert processes.read() is None and resident_memory.peak_bytes() is None
 assert "torch" not in sys.modules

@@ -4,8 +4,8 @@ from pathlib import Path
 
 AT_ONCE = """
 from perf_callbacks.kernel.records import fit_records
-from perf_callbacks.trials import turn
-fit_records.ENOUGH_SECONDS = turn.SKIPPED_SECONDS = 0.0
+from perf_callbacks.trials import process
+fit_records.ENOUGH_SECONDS = process.SKIPPED_SECONDS = 0.0
 """
 """The start of a program whose steps count from the eleventh on, and that has a verdict after a few steps."""
 

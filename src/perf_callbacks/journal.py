@@ -134,6 +134,8 @@ def runs(directory: Path | str) -> list[dict[str, Any]]:
     with suppress(ConfigError):  # no run
         found = RunReader().below(Path(directory))
     return [
-        run_figures.flat(run_figures.of(run.lead.run, run.summary, directory=str(run.directory), state=run.state))
+        run_figures.flat(
+            run_figures.from_records(run.lead.run, run.summary, directory=str(run.directory), state=run.state)
+        )
         for run in reversed(found)
     ]

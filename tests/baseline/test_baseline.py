@@ -10,7 +10,7 @@ from perf_callbacks import PerfConfig
 from perf_callbacks.baseline import ledger, observer
 from perf_callbacks.baseline.observer import BaselineWatch
 from perf_callbacks.loop import measure
-from perf_callbacks.trials import turn
+from perf_callbacks.trials import process
 
 
 @pytest.fixture
@@ -62,7 +62,7 @@ def test_each_fit_has_a_line_in_the_ledger(file, tmp_path):
 
 def test_trials_and_fits_without_a_journal_have_no_line(file, tmp_path, monkeypatch):
     train(tmp_path / "a", journal=False)
-    monkeypatch.setattr(turn, "of_process", object)
+    monkeypatch.setattr(process, "current_trial", object)
     monkeypatch.setattr("perf_callbacks.session.OBSERVERS", (observer.begin,))
     train(tmp_path / "b")
     assert ledger.read(file) == []

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 from rows import each_row
 
-from perf_callbacks.baseline.standing import line, standing
+from perf_callbacks.baseline.standing import against_runs, line
 from perf_callbacks.report.run_figures import RunFigures
 
 
@@ -32,7 +32,7 @@ LAST = [a_run(0.1 * one) for one in (0.99, 1.0, 1.01, 1.0, 1.0)]
 
 
 def test_a_slower_release_of_a_dependency_is_named_with_the_stage_that_grew():
-    found = standing(a_run(0.132, data=0.011, torch="2.15"), LAST)
+    found = against_runs(a_run(0.132, data=0.011, torch="2.15"), LAST)
     assert found.slower
     assert found.versions == {"torch": ("2.14", "2.15")}
     said = line(found)
@@ -41,22 +41,22 @@ def test_a_slower_release_of_a_dependency_is_named_with_the_stage_that_grew():
 
 
 def test_a_faster_run_is_named_too():
-    assert line(standing(a_run(0.08), LAST)).startswith("perf_callbacks: 20.0 % faster than the last 5 ")
+    assert line(against_runs(a_run(0.08), LAST)).startswith("perf_callbacks: 20.0 % faster than the last 5 ")
 
 
 @pytest.mark.parametrize("seconds", [0.1, 0.103, 0.098, 0.104])
 def test_what_differs_between_runs_anyway_has_no_line(seconds):
-    assert standing(a_run(seconds), LAST) is None
+    assert against_runs(a_run(seconds), LAST) is None
 
 
 def test_a_change_within_the_interval_has_no_line():
     spread = [a_run(0.1 * one) for one in (0.8, 1.2, 1.0, 0.9, 1.1)]
-    assert standing(a_run(0.132), spread) is None
+    assert against_runs(a_run(0.132), spread) is None
 
 
 @pytest.mark.parametrize("number", [0, 1])
 def test_a_single_run_has_no_spread(number):
-    assert standing(a_run(1.0), LAST[:number]) is None
+    assert against_runs(a_run(1.0), LAST[:number]) is None
 
 
 @each_row(
@@ -71,41 +71,43 @@ def test_a_single_run_has_no_spread(number):
     ],
 )
 def test_runs_that_are_not_alike_are_no_baseline(changed):
-    assert standing(a_run(0.2, **changed), LAST) is None
+    assert against_runs(a_run(0.2, **changed), LAST) is None
 
 
 def test_a_busier_machine_may_explain_the_difference():
     busy = {"no_cpu_share": 0.4, "others_share": 0.7, "idle_share": 0.0}
-    assert standing(a_run(0.15, **busy), LAST) is None
-    assert standing(a_run(2.0, **busy), LAST) is not None
+    assert against_runs(a_run(0.15, **busy), LAST) is None
+    assert against_runs(a_run(2.0, **busy), LAST) is not None
 
 
 def test_disturbed_runs_of_the_baseline_are_left_out():
     busy = [a_run(0.3, no_cpu_share=0.5), a_run(0.4, no_cpu_share=0.6)]
-    assert standing(a_run(0.132), [*busy, *LAST]).runs == 5
+    assert against_runs(a_run(0.132), [*busy, *LAST]).runs == 5
 
 
 @pytest.mark.parametrize("value", [0.0, -1.0, 1e300, None])
 def test_times_that_no_run_has_are_left_out(value):
     foreign = replace(LAST[0], step_seconds=value)
-    assert standing(a_run(0.132), [foreign, *LAST]).runs == 5
-    assert standing(foreign, LAST) is None
+    assert against_runs(a_run(0.132), [foreign, *LAST]).runs == 5
+    assert against_runs(foreign, LAST) is None
 
 
 @pytest.mark.parametrize("value", [-1e300, 1e300])
 def test_times_of_a_stage_that_no_run_has_are_left_out(value):
     slow, foreign = a_run(0.132, data=0.042), a_run(data=value)
-    assert standing(slow, [foreign, *LAST]).stages == standing(slow, LAST).stages == {"data_time": (0.003, 0.042)}
+    assert (
+        against_runs(slow, [foreign, *LAST]).stages == against_runs(slow, LAST).stages == {"data_time": (0.003, 0.042)}
+    )
 
 
 def test_names_of_a_foreign_line_have_no_control_characters():
     last = [replace(one, versions={"torch": "2.14\x1b[2J"}) for one in LAST]
-    assert "torch 2.14?[2J -> 2.15" in line(standing(a_run(0.132, torch="2.15"), last))
+    assert "torch 2.14?[2J -> 2.15" in line(against_runs(a_run(0.132, torch="2.15"), last))
 
 
 def test_many_new_versions_are_counted_and_four_are_named():
     names = [f"package{number}" for number in range(7)]
     last = [replace(one, versions=dict.fromkeys(names, "1")) for one in LAST]
-    found = standing(a_run(0.15, versions=dict.fromkeys(names, "2")), last)
+    found = against_runs(a_run(0.15, versions=dict.fromkeys(names, "2")), last)
     told = ", ".join(f"{name} 1 -> 2" for name in names[:4])
     assert f"{told}, 3 other packages" in line(found)

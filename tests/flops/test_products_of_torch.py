@@ -103,7 +103,7 @@ def test_trouble_of_our_own_does_not_make_a_lower_bound(monkeypatch, part):
     if part == "phase":
         monkeypatch.setattr(module, "phase", lambda _: 1 / 0)
     else:
-        monkeypatch.setattr(observed.Observed, "product", lambda *_: 1 / 0)
+        monkeypatch.setattr(observed.StepObservations, "product", lambda *_: 1 / 0)
     model, x = layer(), inputs()
     with FlopCounter() as counter:
         model(x).sum().backward()

@@ -5,17 +5,17 @@ import dataclasses
 import pytest
 from rows import each_row
 
+from perf_callbacks.flops.by_shape.rating import PeakRating
 from perf_callbacks.flops.count_records import estimated
-from perf_callbacks.flops.known_work.rating import Rating
 from perf_callbacks.flops.peaks.peak_rates import Peaks
-from perf_callbacks.flops.work import Cell, Work
+from perf_callbacks.flops.work import Work, WorkKey
 from perf_callbacks.kernel.engine.steps import StepFlops
 
 WORK = Work(
     {
-        Cell("forward", "bfloat16", "matmul"): 6_000,
-        Cell("backward", "float32", "matmul"): 2_000,
-        Cell("recompute", "float32", "matmul"): 9_000,
+        WorkKey("forward", "bfloat16", "matmul"): 6_000,
+        WorkKey("backward", "float32", "matmul"): 2_000,
+        WorkKey("recompute", "float32", "matmul"): 9_000,
     }
 )
 PEAKS = Peaks({"bfloat16": 4_000.0, "float32": 1_000.0}, "by hand")
@@ -25,7 +25,7 @@ COUNT = dataclasses.replace(estimated(WORK, 2), coverage=1.0, lower_bound=False)
 
 
 def rated(peaks=PEAKS):
-    return Rating.of(COUNT, peaks)
+    return PeakRating.from_count(COUNT, peaks)
 
 
 def test_mfu_goes_by_the_main_format_and_mfu_mixed_by_each():
@@ -82,5 +82,5 @@ def test_a_peak_is_refuted_by_steps_that_did_more(peaks, seconds, refuted):
 def test_the_unmasked_share_is_known_while_all_counts_agree(counts, share):
     rating = None
     for masked in counts:
-        rating = Rating.of(dataclasses.replace(COUNT, masked_flops=masked), None, rating)
+        rating = PeakRating.from_count(dataclasses.replace(COUNT, masked_flops=masked), None, rating)
     assert rating.unmasked_share == share

@@ -3,18 +3,18 @@
 import pytest
 from rows import each_row
 
-from perf_callbacks.flops.known_work.shape_counts import extent
-from perf_callbacks.flops.known_work.shaped_work import ShapedWork
-from perf_callbacks.flops.work import Cell, Work
+from perf_callbacks.flops.by_shape.shape_counts import extent
+from perf_callbacks.flops.by_shape.shaped_work import ShapedWork
+from perf_callbacks.flops.work import Work, WorkKey
 from perf_callbacks.kernel.engine.marks import Calls
 from perf_callbacks.kernel.engine.steps import StepFlops, Totals
 
-LINEAR = Cell("forward", "float32", "matmul")
-BACK = Cell("backward", "float32", "matmul")
-SCORES = Cell("forward", "float32", "attention")
-CONVOLVED = Cell("forward", "float32", "convolution")
-AGAIN = Cell("recompute", "float32", "matmul")
-UPDATE = Cell("optimizer", "float32", "matmul")
+LINEAR = WorkKey("forward", "float32", "matmul")
+BACK = WorkKey("backward", "float32", "matmul")
+SCORES = WorkKey("forward", "float32", "attention")
+CONVOLVED = WorkKey("forward", "float32", "convolution")
+AGAIN = WorkKey("recompute", "float32", "matmul")
+UPDATE = WorkKey("optimizer", "float32", "matmul")
 
 
 def ids(rows, length):

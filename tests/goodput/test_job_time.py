@@ -34,7 +34,7 @@ HOUR = 3600.0
 
 
 def of(*journals):
-    return job_time.of(attempts_of(*journals))
+    return job_time.from_attempts(attempts_of(*journals))
 
 
 def known(job):
@@ -155,7 +155,7 @@ def test_only_the_next_attempt_in_the_journal_knows_how_long_a_hang_lasted():
     later = a_journal(started=4000.0, first=6, times=(1.0,), attempt=2, resumed_unix=0.0, last_sign_unix=3605.0)
 
     def job(*journals):
-        return job_time.of([one for one in attempts_of(*journals) if one.run.run_id == "a1"])
+        return job_time.from_attempts([one for one in attempts_of(*journals) if one.run.run_id == "a1"])
 
     assert known(job([*hung, *other, *later])) == {PRODUCTIVE: 6.0, STALLS: 300.0, DOWNTIME: 3695.0}
     assert known(job([*hung, *other], later)) == {PRODUCTIVE: 6.0, STALLS: 300.0, DOWNTIME: 3695.0}
@@ -319,7 +319,7 @@ def test_tokens_of_all_ranks_come_from_the_windows():
 
 def test_impossible_times_are_refused():
     with pytest.raises(ValueError, match="impossible"):
-        job_time.of([])
+        job_time.from_attempts([])
 
 
 def llama_3(seed, *, days=54.0, interruptions=466, checkpoint_every=900.0, restart=300.0, step=60.0):

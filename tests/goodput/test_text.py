@@ -15,7 +15,7 @@ HOUR = 3600.0
 
 
 def of(*journals):
-    return job_time.of(attempts_of(*journals))
+    return job_time.from_attempts(attempts_of(*journals))
 
 
 def gpu_job():

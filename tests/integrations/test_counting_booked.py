@@ -15,7 +15,7 @@ from transformers import Trainer, TrainerCallback
 
 from perf_callbacks import PerfConfig
 from perf_callbacks.accelerate import attach
-from perf_callbacks.flops import outline
+from perf_callbacks.flops import fingerprint
 from perf_callbacks.loop import measure
 from perf_callbacks.transformers import PerfCallback
 
@@ -129,7 +129,7 @@ def test_a_teacher_before_the_model_makes_a_lower_bound(tmp_path, place, lower_b
 @pytest.mark.parametrize("accumulation", [1, 2])
 def test_a_teacher_of_later_steps_makes_a_lower_bound_from_there_on(tmp_path, monkeypatch, gradients, accumulation):
     """It is frozen, so its result requires no gradients in either case."""
-    monkeypatch.setattr(outline, "compiles", lambda: False)  # what an earlier test has compiled
+    monkeypatch.setattr(fingerprint, "compiles", lambda: False)  # what an earlier test has compiled
     teacher = layer().requires_grad_(requires_grad=False).eval()
 
     def teach(fit):

@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn.utils.rnn import pack_sequence, pad_packed_sequence
 
 from perf_callbacks import PerfConfig
-from perf_callbacks.flops import outline
+from perf_callbacks.flops import fingerprint
 from perf_callbacks.flops.count_schedule import RECOUNTS
 from perf_callbacks.kernel.records.fit_records import Row
 from perf_callbacks.loop import measure
@@ -24,7 +24,7 @@ ONCE = "perf/flops_counted_once"
 @pytest.fixture(autouse=True)
 def nothing_compiled(monkeypatch):
     """Whatever other tests have compiled in this process."""
-    monkeypatch.setattr(outline, "compiles", lambda: False)
+    monkeypatch.setattr(fingerprint, "compiles", lambda: False)
 
 
 class Attention(nn.Module):

@@ -12,9 +12,9 @@ from torch import nn
 
 from perf_callbacks import PerfConfig
 from perf_callbacks.flops import offline
+from perf_callbacks.flops.by_shape.shaped_work import COPY
 from perf_callbacks.flops.counting.count_window import CountWindow
 from perf_callbacks.flops.counting.counter import FlopCounter
-from perf_callbacks.flops.known_work.shaped_work import COPY
 from perf_callbacks.kernel.records.fit_records import Row, Summary
 from perf_callbacks.transformers import PerfCallback
 

@@ -22,7 +22,7 @@ INSIDE = {
     "flops.counting.counter": "phase number_format tensors are_batched",
     "flops.counting.coverage.Weights": "see behind multiplied passed",
     "flops.counting.count_limit.CountLimit": "reached",
-    "flops.counting.observed.Observed": "sort product uncounted _copied _note _read",
+    "flops.counting.observed.StepObservations": "sort product uncounted _copied _note _read",
     "flops.counting.observed": "formula _causal _shape _opaque",
 }
 """What is done for each operation, and each module: errors there are counted, and nothing else."""
@@ -35,15 +35,15 @@ AROUND = {
     "flops.counting.count_window.CountWindow": "open _leave",
     "flops.counting.module_shares.ModuleShares": "_path _take_activations",
     "flops.counting.module_shares": "_new_results",
-    "flops.known_work.shaped_work.ShapedWork": "of knows wants look settle",
-    "flops.known_work.shaped_work": "_each",
-    "flops.known_work.shape_counts": "_fold keep",
+    "flops.by_shape.shaped_work.ShapedWork": "of knows wants look settle",
+    "flops.by_shape.shaped_work": "_each",
+    "flops.by_shape.shape_counts": "_fold keep",
     "kernel.engine.tape.Tape": "unfollow",
 }
 ONCE = {
     "flops.observer": "counted",
     "flops.count_records.CountRecords": "write",
-    "flops.observer.Counting": "closed _open _shut _put_down _await",
+    "flops.observer.Counting": "closed _open _shut _store_count _await",
     "flops.count_schedule.CountSchedule": "affordable spend",
     "flops.training_filter.TrainingFilter": "__init__",
     "flops.counting.counter.FlopCounter": "__init__",
@@ -54,8 +54,8 @@ ONCE = {
     "kernel.fit.module_paths.ModulePaths": "__init__",
     "flops.counting.module_shares.ModuleShares": "__init__ _line",
     "flops.counting.coverage.Weights": "coverage multiplied_elements",
-    "flops.known_work.shaped_work.ShapedWork": "learn summary",
-    "flops.known_work.scaling.Scaling": "predict",
+    "flops.by_shape.shaped_work.ShapedWork": "learn summary",
+    "flops.by_shape.scaling.Scaling": "predict",
     "kernel.engine.tape.Tape": "follow",
     "kernel.batches.reader.BatchReader": "forget note look_up",
 }

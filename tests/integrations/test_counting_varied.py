@@ -6,7 +6,7 @@ from counted import excluded, known
 from torch import nn
 
 from perf_callbacks import PerfConfig
-from perf_callbacks.flops import outline
+from perf_callbacks.flops import fingerprint
 from perf_callbacks.flops.count_schedule import RECOUNTS
 from perf_callbacks.loop import measure
 from perf_callbacks.report import cards
@@ -19,7 +19,7 @@ STEPS = 130
 @pytest.fixture(autouse=True)
 def nothing_compiled(monkeypatch):
     """Whatever other tests have compiled in this process."""
-    monkeypatch.setattr(outline, "compiles", lambda: False)
+    monkeypatch.setattr(fingerprint, "compiles", lambda: False)
 
 
 class Stack(nn.Module):
@@ -134,7 +134,7 @@ def test_a_lazy_regularizer_of_another_call_between(tmp_path, every, first):
 
 @pytest.mark.parametrize(("every", "first"), [(2, 0), (3, 1), (5, 0), (16, 1)])
 def test_a_lazy_regularizer_that_nothing_gives_away_is_marked(tmp_path, every, first):
-    """The model is called twice in a row: a second call is not seen, and another step's outline or count is."""
+    """The model is called twice in a row: a second call is not seen, and another step's fingerprint or count is."""
 
     def step(fit, number, x):
         lazy = number % every == first
@@ -308,7 +308,7 @@ def test_rows_that_go_to_other_experts_are_equal_work(tmp_path):
 
 @pytest.mark.parametrize(("steps", "told"), [(3, "counted once,"), (10, "counted once,"), (12, "counted, 100.0%")])
 def test_the_card_tells_that_flops_rest_on_one_count(tmp_path, monkeypatch, steps, told):
-    monkeypatch.setattr(outline, "compiles", lambda: steps == 3)
+    monkeypatch.setattr(fingerprint, "compiles", lambda: steps == 3)
     fit = Fit(tmp_path, lambda fit, number, x: fit.train(x), steps=steps)
     assert told in cards.closing(fit.summary).replace("\n    ", " ")
 

@@ -238,7 +238,7 @@ FAULTS = {
         twice={"integrations.methods": "spans", "integrations.lightning.hooks": "steps_done measures"},
         once={
             "integrations.methods": "turns",
-            "integrations.lightning.hooks": "_Afterwards LateCallbackList TrainerWatch",
+            "integrations.lightning.hooks": "_FitStarter CallbackListCopy TrainerWatch",
             "integrations.lightning.watch": "_closure_is_enclosed",
             "integrations.lightning.hooks.LightningHooks": "_place _last_state",
             "integrations.lightning.watch.TrainerWatch": "install _training_step _settle",
@@ -248,7 +248,7 @@ FAULTS = {
     "accelerate": faults(
         often={
             "integrations.methods": "stages",
-            "integrations.accelerate.prepared.Prepared": "see",
+            "integrations.accelerate.prepared.PreparedObjects": "see",
             "integrations.accelerate.watch.AcceleratedWatch": "add evaluate",
         },
         twice={

@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader
 import perf_callbacks
 from perf_callbacks import PerfConfig
 from perf_callbacks.accelerate import attach
-from perf_callbacks.flops import outline
+from perf_callbacks.flops import fingerprint
 from perf_callbacks.loop import measure
 
 OURS = str(Path(perf_callbacks.__file__).parent)
@@ -53,7 +53,7 @@ class Frames:
 
 @pytest.mark.parametrize(("flops", "compiled"), [("count", False), ("count", True), ("off", False)])
 def test_an_ordinary_step_of_a_plain_loop_has_six_frames(tmp_path, monkeypatch, flops, compiled):
-    monkeypatch.setattr(outline, "compiles", lambda: compiled)  # something else in the process
+    monkeypatch.setattr(fingerprint, "compiles", lambda: compiled)  # something else in the process
     model, frames = llama(), Frames()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     loader = DataLoader(Tokens(STEPS, mask=False), batch_size=1)

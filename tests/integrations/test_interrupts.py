@@ -34,7 +34,7 @@ PARTS = (
         "loaders/epoch_waits.py",
         "advice",
     ),
-    *("flops/observer.py", "flops/training_filter.py", "flops/outline.py", "flops/count_records.py"),
+    *("flops/observer.py", "flops/training_filter.py", "flops/fingerprint.py", "flops/count_records.py"),
     *("stragglers/observer.py", "stalls/observer.py", "memory/observer.py", "memory/step_memory.py"),
 )
 WHERE = tuple(str(Path(PACKAGE, part)) for part in PARTS)

@@ -10,7 +10,7 @@ from transformers import PreTrainedTokenizerFast
 from trl import DPOConfig, DPOTrainer, GRPOConfig, GRPOTrainer, SFTConfig, SFTTrainer
 
 from perf_callbacks import PerfConfig
-from perf_callbacks.flops import outline
+from perf_callbacks.flops import fingerprint
 from perf_callbacks.kernel.records.flops_record import Flops
 from perf_callbacks.kernel.records.metric_table import FLOPS, GC, MASK
 from perf_callbacks.transformers import PerfCallback
@@ -198,7 +198,7 @@ def test_generation_and_rewards_are_named_parts_of_other(tmp_path, tokenizer):
 def test_the_reference_model_of_an_online_trainer_makes_a_lower_bound(
     tmp_path, tokenizer, more, lower_bound, monkeypatch
 ):
-    monkeypatch.setattr(outline, "compiles", lambda: False)  # what an earlier test has compiled
+    monkeypatch.setattr(fingerprint, "compiles", lambda: False)  # what an earlier test has compiled
     ours = PerfCallback(PerfConfig(gc="off"))
     tiny.llama().save_pretrained(tmp_path / "model")
     online(tmp_path, tokenizer, ours, model=str(tmp_path / "model"), max_steps=6, **more).train()

@@ -121,7 +121,7 @@ def test_ranks_that_exchange_tensors_in_pairs_may_share_samples(tmp_path, ranks,
     assert (amounts == {(None, None)}) == (data_parallel is None)
     (run,), summary = records(tmp_path, Run), recorders[0].summary
     sharing = replace(summary, memory=MemorySummary(data_parallel=recorders[0].data_parallel))
-    assert run_figures.of(run, sharing).data_parallel == data_parallel
+    assert run_figures.from_records(run, sharing).data_parallel == data_parallel
     assert caplog.text.count("ranks exchange tensors in pairs") == (data_parallel is None)
 
 

@@ -77,7 +77,7 @@ def exact(job):
 @given(PLANS, st.randoms(use_true_random=False))
 def test_kinds_sum_to_the_whole_and_order_of_reading_does_not_matter(plans, chance):
     journals, _ = history(plans)
-    job = job_time.of(attempts_of(*journals))
+    job = job_time.from_attempts(attempts_of(*journals))
     assert len(job.attempts) == len(plans)
     for one in job.attempts:
         assert min(one.seconds.values()) >= 0
@@ -88,10 +88,10 @@ def test_kinds_sum_to_the_whole_and_order_of_reading_does_not_matter(plans, chan
     assert sum(job.seconds.values()) == pytest.approx(job.all_seconds)
     assert job.ettr is None or 0 <= job.ettr <= 1
     together = [entry for journal in journals for entry in journal]
-    assert job_time.of(attempts_of(together)).all_seconds >= job.all_seconds - 1e-6  # a file knows a little more
+    assert job_time.from_attempts(attempts_of(together)).all_seconds >= job.all_seconds - 1e-6  # a file knows more
     mixed = [*journals]
     chance.shuffle(mixed)
-    assert exact(job_time.of(attempts_of(*mixed))) == exact(job)
+    assert exact(job_time.from_attempts(attempts_of(*mixed))) == exact(job)
 
 
 @settings(max_examples=150)
@@ -99,7 +99,7 @@ def test_kinds_sum_to_the_whole_and_order_of_reading_does_not_matter(plans, chan
 def test_surviving_steps_are_those_of_a_simulation(plans):
     forward = [plan | {"gap": max(0.5, plan["gap"]), "boot": None} for plan in plans]
     journals, survivors = history(forward)
-    job = job_time.of(attempts_of(*journals))
+    job = job_time.from_attempts(attempts_of(*journals))
     assert [one.kept_steps for one in job.attempts] == survivors
     lost = [
         sum(plan["times"]) > 0 and one.rolled_back_steps > 0 for plan, one in zip(forward, job.attempts, strict=True)
@@ -116,6 +116,6 @@ def test_a_torn_journal_loses_time_and_steps_but_no_sum(plans, data):
     last = data.draw(st.integers(first, len(text)))
     found = attempts_of(filter(None, map(decode, (text[:first] + text[last:]).split("\n"))))
     if found:
-        job = job_time.of(found)
+        job = job_time.from_attempts(found)
         assert min(min(one.seconds.values()) for one in job.attempts) >= 0
         assert asdict(job)["overlap_seconds"] >= 0

@@ -4,8 +4,8 @@ from operator import itemgetter
 
 from hypothesis import given, strategies as st
 
-from perf_callbacks.flops.known_work.shaped_work import ShapedWork
-from perf_callbacks.flops.work import Cell, Work
+from perf_callbacks.flops.by_shape.shaped_work import ShapedWork
+from perf_callbacks.flops.work import Work, WorkKey
 from perf_callbacks.kernel.engine.steps import StepFlops
 
 factors = st.integers(0, 10**9)
@@ -25,12 +25,12 @@ def models(draw, *, angles=True):
     def work(rows, length):
         return Work(
             {
-                Cell("forward", "bfloat16", "matmul"): rows * (linear * length + head),
-                Cell("backward", "bfloat16", "matmul"): 2 * rows * (linear * length + head),
-                Cell("forward", "bfloat16", "attention"): rows * attention * length**2,
-                Cell("recompute", "bfloat16", "attention"): rows * attention * length**2,
-                Cell("forward", "float32", "convolution"): rows * convolved * length,
-                Cell("forward", "float32", "attention"): rows * attention * length**2 + angle * length,
+                WorkKey("forward", "bfloat16", "matmul"): rows * (linear * length + head),
+                WorkKey("backward", "bfloat16", "matmul"): 2 * rows * (linear * length + head),
+                WorkKey("forward", "bfloat16", "attention"): rows * attention * length**2,
+                WorkKey("recompute", "bfloat16", "attention"): rows * attention * length**2,
+                WorkKey("forward", "float32", "convolution"): rows * convolved * length,
+                WorkKey("forward", "float32", "attention"): rows * attention * length**2 + angle * length,
             }
         )
 
@@ -64,7 +64,7 @@ def test_nor_is_one_wrong_where_batches_have_as_many_tokens_each_time(work, once
     """Weights that are put together in each forward take the same whatever the batch."""
 
     def with_weights(rows, length):
-        return Work({**work(rows, length).cells, Cell("recompute", "bfloat16", "matmul"): rows * length + once})
+        return Work({**work(rows, length).cells, WorkKey("recompute", "bfloat16", "matmul"): rows * length + once})
 
     counts = [(2**halving, 2 ** (budget - halving)) for halving in halvings if halving <= budget]
     effort, true = learned(with_weights, counts).of([shape(asked)]), with_weights(*asked)
@@ -119,7 +119,7 @@ def test_where_only_the_length_differs_nothing_is_said_of_other_rows(work, rows,
 
 @given(st.dictionaries(sizes, factors, max_size=5), sizes)
 def test_what_was_counted_is_repeated_whatever_it_was(counts, asked):
-    cell = Cell("forward", "float32", "matmul")
+    cell = WorkKey("forward", "float32", "matmul")
     shaped = learned(lambda *size: Work({cell: counts[size]}), counts)
     for size, flops in counts.items():
         assert shaped.of([shape(size)]) == StepFlops(flops, flops)
@@ -136,7 +136,7 @@ def test_a_step_of_several_batches_tells_what_each_of_them_alone_tells(work, cou
 
 @given(st.lists(st.tuples(sizes, factors), min_size=1, max_size=4))
 def test_what_has_no_shape_is_never_learned(counts):
-    shaped, cell = ShapedWork(), Cell("forward", "float32", "matmul")
+    shaped, cell = ShapedWork(), WorkKey("forward", "float32", "matmul")
     for _, flops in counts:
         shaped.learn([()], [Work({cell: flops})])
     assert not shaped.knows(())

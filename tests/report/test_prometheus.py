@@ -42,7 +42,7 @@ def parsed(text):
 
 def metrics(ranks, later=1.0):
     run = RecordedRun(tuple(ranks), BEGAN + LASTS + later)
-    return parsed(prometheus.render(run, Paces().of(run)))
+    return parsed(prometheus.render(run, Paces().current(run)))
 
 
 def value(samples, name, **labels):

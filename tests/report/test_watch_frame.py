@@ -32,7 +32,7 @@ LATER = {"kill": 90.0}
 
 def seen(case, columns, rows=None, footer=""):
     run = RecordedRun(tuple(CASES[case]()), BEGAN + LASTS + LATER.get(case, 1.5))
-    return watch_frame.frame(run, Paces().of(run), TerminalSize(columns=columns, rows=rows), footer)
+    return watch_frame.frame(run, Paces().current(run), TerminalSize(columns=columns, rows=rows), footer)
 
 
 @each_row("columns", [40, 80, 200])
@@ -78,7 +78,7 @@ def test_the_slow_rank_is_first_and_marked():
 def test_a_single_pause_makes_no_rank_slow():
     pause = Entry(290.0, Straggler(step=960, rank=2, cause="gc", seconds_lost=0.06))
     run = RecordedRun(tuple(ends(*[pause] * (not rank), rank=rank, ranks=4) for rank in range(4)), BEGAN + LASTS)
-    text = [plain(line) for line in watch_frame.frame(run, Paces().of(run), TerminalSize(columns=80))]
+    text = [plain(line) for line in watch_frame.frame(run, Paces().current(run), TerminalSize(columns=80))]
     assert "rank 2 cost 60.0 ms: garbage collection" in text[-1]
     assert not any("slow" in line or line.startswith(">") for line in text)
 
@@ -95,7 +95,8 @@ def test_of_many_ranks_the_worst_are_shown():
     many = [ends(*[slow] * (rank == 0), rank=rank, ranks=64) for rank in range(64)]
     run = RecordedRun(tuple(many), BEGAN + LASTS + 1.0)
     text = [
-        plain(line) for line in watch_frame.frame(run, Paces().of(run), TerminalSize(columns=80, rows=30), "q quit")
+        plain(line)
+        for line in watch_frame.frame(run, Paces().current(run), TerminalSize(columns=80, rows=30), "q quit")
     ]
     first = next(place for place, line in enumerate(text) if line.lstrip().startswith("rank  "))
     assert text[first + 1].startswith(">   40  slow: waiting for data")
@@ -107,7 +108,7 @@ def test_a_gone_process_is_said_at_once():
     run = RecordedRun((replace(healthy()[0], signs=Signs(BEGAN + LASTS, None, 4711)),), BEGAN + LASTS + 1.0)
     assert run.state == "silent"
     assert "process 4711 is gone: it was killed, crashed, or ended while its disk was full" in " ".join(
-        plain(line) for line in watch_frame.frame(run, Paces().of(run), TerminalSize(columns=200))
+        plain(line) for line in watch_frame.frame(run, Paces().current(run), TerminalSize(columns=200))
     )
 
 
@@ -115,7 +116,7 @@ def test_a_rank_that_died_is_marked():
     ranks = straggler()
     ranks[1] = replace(ranks[1], signs=Signs(BEGAN + LASTS - 100.0, None))
     run = RecordedRun(tuple(ranks), BEGAN + LASTS + 1.5)
-    text = [plain(line) for line in watch_frame.frame(run, Paces().of(run), TerminalSize(columns=80))]
+    text = [plain(line) for line in watch_frame.frame(run, Paces().current(run), TerminalSize(columns=80))]
     assert any(line.startswith(">    1  silent for 102 s") for line in text)
     assert "Note: ranks without a summary and without a sign of life: 1." in text
 
@@ -123,16 +124,16 @@ def test_a_rank_that_died_is_marked():
 def test_ranks_that_no_record_names_are_not_called_slow():
     ranks = [ends(ranks=2, so_far=so_far(findings=())), ends(rank=1, ranks=2, wait=0.15)]
     run = RecordedRun(tuple(ranks), BEGAN + LASTS)
-    lines = [plain(line) for line in watch_frame.frame(run, Paces().of(run), TerminalSize(columns=80))]
+    lines = [plain(line) for line in watch_frame.frame(run, Paces().current(run), TerminalSize(columns=80))]
     assert not any(line.startswith(">") for line in lines)
     assert not any("slow" in line for line in lines)
 
 
 def test_the_pace_of_an_unchanged_rank_is_kept():
     run, paces = RecordedRun(tuple(straggler()), BEGAN + LASTS), Paces()
-    before = paces.of(run)
+    before = paces.current(run)
     later = RecordedRun((replace(run.ranks[0], signs=Signs(BEGAN, 5)), *run.ranks[1:3], straggler()[3]), BEGAN + LASTS)
-    after = paces.of(later)
+    after = paces.current(later)
     assert [new is old for new, old in zip(after, before, strict=True)] == [True, True, True, False]
 
 
@@ -160,7 +161,7 @@ def test_events_of_all_ranks_are_in_the_order_in_which_they_happened(tmp_path, c
 def test_a_full_journal_has_no_last_steps():
     rank = ends(so_far=so_far(step=50_000))
     run = RecordedRun((replace(rank, latest=(Entry(9.0, rank.latest[0].record),)),), BEGAN + LASTS)
-    text = [plain(line) for line in watch_frame.frame(run, Paces().of(run), TerminalSize(columns=80))]
+    text = [plain(line) for line in watch_frame.frame(run, Paces().current(run), TerminalSize(columns=80))]
     assert any(line.startswith("  the last steps are not on disk, whole run 250 ms") for line in text)
     assert not any("no new step" in line or "stages" in line for line in text)
 
@@ -188,6 +189,6 @@ def test_of_a_stack_the_innermost_lines_stay(rows):
 
 def test_a_run_whose_step_time_is_unknown_says_nothing_about_it():
     run = RecordedRun((ends(so_far=so_far(included_steps=0, included_seconds=0.0)),), BEGAN + LASTS)
-    text = [plain(line) for line in watch_frame.frame(run, Paces().of(run), TerminalSize(columns=80))]
+    text = [plain(line) for line in watch_frame.frame(run, Paces().current(run), TerminalSize(columns=80))]
     assert any("steps took" in line for line in text)
     assert not any("whole run" in line for line in text)

@@ -33,7 +33,7 @@ def result(rounds, identity=None):
 
     times = [{BASE: outcome(1.31 * one), candidate.title: outcome(1.0)} for one in rounds]
     return TrialResults(
-        program="train.py", candidates=(candidate,), rounds=times, identity=identity or Identity.of(RUN)
+        program="train.py", candidates=(candidate,), rounds=times, identity=identity or Identity.from_run(RUN)
     )
 
 
@@ -67,7 +67,7 @@ def test_a_program_is_known_from_wherever_it_was_started():
 
 def test_a_path_that_is_not_utf_8_is_known_again():
     run = replace(RUN, directory="/home/\udcff")
-    results.store(result([1.0, 1.0], Identity.of(run)))
+    results.store(result([1.0, 1.0], Identity.from_run(run)))
     assert measured(run) is not None
 
 
@@ -86,7 +86,7 @@ def test_one_round_is_not_stored():
 @pytest.mark.parametrize("content", [b"", b"{", b'[{"remedy": 3}]'])
 def test_a_broken_file_is_no_gain(content):
     results.store(result([1.0, 1.01, 0.99]))
-    results._path(Identity.of(RUN)).write_bytes(content)
+    results._path(Identity.from_run(RUN)).write_bytes(content)
     assert measured(RUN) is None
 
 

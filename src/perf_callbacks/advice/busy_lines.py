@@ -1,7 +1,7 @@
 """Lines of the program that keep the training thread busy, sampled by the watchdog's thread.
 
-In forward, backward and optimizer, the training thread should run long operations of torch. A line of the program is
-slow code if the line runs pure Python or many small operations, sleeps, or reads a file.
+A line in forward, backward or optimizer is slow code if it runs pure Python or many small operations, sleeps, or
+reads a file, where the training thread should run long operations of torch.
 """
 
 import random
@@ -24,54 +24,41 @@ from perf_callbacks.kernel.process.switch_interval import SWITCH_INTERVAL
 from perf_callbacks.kernel.process.watchdog import WATCHDOG
 
 FEWEST_LOOKS = 3
-"""The callback names a line of a function only if the function appears in at least this many samples."""
+"""A line of a function is named only if the function is in at least this many samples."""
 
 LEAST_PART = 0.5
-"""The callback names a line of a function only if the function appears in at least this share of a stage's samples."""
+"""As `FEWEST_LOOKS`, as a share of a stage's samples."""
 
 LEAST_LASTING = 0.25
-"""A function is reported as slow code only if it was slow in at least this share of its samples.
-
-A smaller share may be chance.
-"""
+"""A function is slow code only if it was slow in at least this share of its samples; a smaller share may be chance."""
 
 LOOKS = 4
-"""How often a tick of the watchdog samples the position of the training thread."""
 
 SHORTEST_SECONDS, SPREAD_SECONDS = 0.002, 0.03
-"""Seconds of a wait before a sample: the shortest wait, and the largest extra wait.
-
-The waits vary, so that samples fall anywhere in a step.
-"""
+"""Shortest wait before a sample, and largest extra wait: waits vary, so that samples fall anywhere in a step."""
 
 GOLDEN = 0.618
-"""The golden ratio. Its multiples spread the waits between samples evenly."""
+"""The golden ratio, whose multiples spread the waits evenly."""
 
 SETTLE_SECONDS, HELD_SECONDS = 0.000025, 0.00004
-"""Two times in seconds for which the sampling thread holds the GIL.
+"""For these seconds, the sampling thread holds the GIL.
 
-For `SETTLE_SECONDS`, the sampling thread only waits. Without the GIL, the training thread stops after a small operation
-of torch, but a large operation goes on. For `HELD_SECONDS`, the sampling thread checks whether the training thread
-still uses a CPU.
+First it only waits: without the GIL, the training thread stops after a small operation of torch, but a large
+operation goes on. Then it checks whether the training thread still uses a CPU.
 """
 
 AGAIN_SECONDS = 0.0001
-"""Seconds between a sample and the second look at the same code.
-
-A few small operations of torch take less than `AGAIN_SECONDS`.
-"""
+"""Between a sample and the second look at the same code. A few small operations of torch take less."""
 
 LATE_SECONDS = 0.0005
-"""The training thread ran pure Python if the second look is late by more than this many seconds."""
+"""The training thread ran pure Python if the second look is later than this."""
 
 FACTS = {Stage.OTHER: "host_line", Stage.DATA: "data_line"}
-"""Field of `Facts` for the busiest line of the program, by stage."""
 
 COMPUTING = (Stage.FORWARD, Stage.BACKWARD, Stage.OPTIMIZER)
-"""Stages that should compute on tensors. In a stage of `COMPUTING`, a line of pure Python counts as slow code."""
+"""Stages that should compute on tensors, in which a line of pure Python counts as slow code."""
 
 Moment = tuple[int, float]
-"""Number of the current step, and time at which the training thread entered the current stage."""
 
 
 class Look(NamedTuple):
@@ -81,30 +68,23 @@ class Look(NamedTuple):
     stage: Stage
     position: stacks.Position | None
     computes: bool
-    """True: the training thread used a CPU while the sampling thread held the GIL."""
     cpu_seconds: float | None = None
-    """CPU time of the training thread at the end of the look; None if unknown."""
 
 
 class Sample(NamedTuple):
     """Sample of the training thread, taken in a step that has not ended yet."""
 
     stage: Stage | None
-    """Stage of the sample, or None if the sample is from the first step."""
+    """None in the first step."""
     line: str | None
     slow: bool
-    """True: the sampled line is slow code."""
     turned: float
-    """Time at which the training thread entered the stage."""
     waits: bool = False
-    """True: the training thread waited, for example in a sleep, and needed no CPU."""
+    """The training thread waited, for example in a sleep, and needed no CPU."""
 
 
 class BusyLines(Observer):
-    """Takes samples of the training thread on the watchdog's thread, and counts the program's lines in each stage.
-
-    A sample counts only after its step has ended.
-    """
+    """Samples the training thread on the watchdog's thread. A sample counts only after its step has ended."""
 
     def __init__(self, recorder: Recorder) -> None:
         self._engine, self._on_device = recorder.engine, recorder.device.type != "cpu"
@@ -126,10 +106,9 @@ class BusyLines(Observer):
         WATCHDOG.watch(self)
 
     def tick(self, now: float) -> bool:  # noqa: ARG002 the watchdog calls with the time
-        """Sample the training thread a few times. Keep only one sample per stage of a step.
+        """Keep only one sample per stage of a step, chosen by chance.
 
-        Chance decides which sample is kept. The first samples alone would show the beginning of a stage more often
-        than its end.
+        The first samples alone would show the beginning of a stage more often than its end.
         """
         last: Moment | None = None
         number = 0
@@ -178,7 +157,7 @@ class BusyLines(Observer):
         }
 
     def _look(self) -> Look | None:
-        """Return the current state of the training thread, or None if samples of the current step don't count."""
+        """None if samples of the current step don't count."""
         engine, began = self._engine, perf_counter()
         if engine.excluded is not None and engine.excluded not in BEGINNING:
             return None
@@ -190,7 +169,6 @@ class BusyLines(Observer):
         return Look((step, turned), stage, position, computes, None if cpu_seconds is None else cpu_seconds())
 
     def _runs(self) -> bool:
-        """Return True if the training thread uses a CPU while the sampling thread holds the GIL."""
         if self._cpu_seconds is None:
             return False
         began, before = perf_counter(), self._cpu_seconds()
@@ -202,17 +180,16 @@ class BusyLines(Observer):
         return [cpu_time.read(thread) for thread in (None, self._native_thread)]
 
     def _idles(self, look: Look) -> bool:
-        """Return True if the training thread has used no CPU since a look, although it could have had the GIL."""
+        """True if the training thread has used no CPU since a look, although it could have had the GIL."""
         if look.computes or look.cpu_seconds is None or self._cpu_seconds is None:
             return False
         sleep(AGAIN_SECONDS)
         return self._cpu_seconds() == look.cpu_seconds
 
     def _note(self, look: Look, number: int) -> bool:
-        """Store a sample, or keep an earlier sample of the same stage. Return False if the look is no sample.
+        """Return False if the look is no sample: while the training thread waits for a CPU, its line says nothing.
 
-        `number` is 1 for the first sample of a stage, 2 for the second sample, and so on. While the training thread
-        waits for a CPU, its line says nothing.
+        `number` counts the samples of the stage from 1; an earlier sample may be kept.
         """
         if look.moment[0] != self._step:
             self._count(look.moment[0])
@@ -234,13 +211,13 @@ class BusyLines(Observer):
         return True
 
     def _is_slow(self, look: Look) -> bool:
-        """Return True if the program's code keeps the training thread longer than a few small operations would.
+        """True if the program's code keeps the training thread longer than a few small operations would.
 
         - Pure Python keeps the GIL for a whole switch interval, so the sampling thread wakes up late.
         - A loop that polls for another rank waits. It is not slow.
-        - In a sleep or a loop over small operations, the second look finds the same function again. The second look is
-          skipped inside modules and optimizers, which consist of small operations. The second look is skipped on a
-          device, because the host spends little time on each operation.
+        - In a sleep or a loop over small operations, the second look finds the same function again. It is skipped
+          inside modules and optimizers, which consist of small operations, and on a device, where each takes the host
+          little time.
         """
         position = look.position
         if position is None or position.in_torch or position.polls or look.computes:
@@ -256,8 +233,8 @@ class BusyLines(Observer):
             return True
         if self._on_device or position.in_model or again is None or again.computes or again.moment != look.moment:
             return False
-        found = again.position
-        return found is not None and not found.in_torch and function(found.line) == function(position.line)
+        later = again.position
+        return later is not None and not later.in_torch and function(later.line) == function(position.line)
 
     def _count(self, step: int) -> None:
         seen, self._step, self._seen = self._seen, step, []
@@ -275,18 +252,16 @@ class BusyLines(Observer):
         self._decided = {turned: stage for turned, stage in self._decided.items() if turned in wanted}
 
     def _code(self, stage: Stage) -> SlowCode | None:
-        """Return the samples and the busiest line of a stage's slow functions, or None without slow functions."""
         lines, slow = self._lines[stage], self._slow[stage]
         looks = _by_function(lines)
-        found = {name: looks[name] for name, number in slow.items() if number >= LEAST_LASTING * looks[name]}
-        if sum([slow[name] for name in found]) < FEWEST_LOOKS:
+        functions = {name: looks[name] for name, number in slow.items() if number >= LEAST_LASTING * looks[name]}
+        if sum([slow[name] for name in functions]) < FEWEST_LOOKS:
             return None
-        most = max(found, key=found.__getitem__)
+        most = max(functions, key=functions.__getitem__)
         in_loop = any([most in _by_function(seen) for other, seen in self._lines.items() if other not in {None, stage}])
-        return SlowCode(_busiest(lines, most), sum(found.values()), lines.total(), self._every(), in_loop)
+        return SlowCode(_busiest(lines, most), sum(functions.values()), lines.total(), self._every(), in_loop)
 
     def _wait(self) -> SlowCode | None:
-        """Return the samples of waits in the stage other, and the line with most of them; None if there are few."""
         waits = self._waits.total()
         if waits < FEWEST_LOOKS:
             return None
@@ -298,7 +273,7 @@ class BusyLines(Observer):
 
 
 _OPTIMIZING = (Stage.OPTIMIZER, BEGIN[Stage.OPTIMIZER], BEGIN[Stage.COMMUNICATION])
-"""The time between a backward and the next mark belongs to the stage optimizer if the mark is in `_OPTIMIZING`."""
+"""Next marks after a backward that end time of the stage optimizer."""
 
 
 def _by_function(lines: Counter[str | None]) -> Counter[str]:
@@ -310,7 +285,6 @@ def _by_function(lines: Counter[str | None]) -> Counter[str]:
 
 
 def _most(lines: Counter[str | None]) -> str | None:
-    """Return the busiest line of the busiest function, or None if no function stands out."""
     for name, looks in _by_function(lines).most_common(1):
         if looks >= max(FEWEST_LOOKS, LEAST_PART * lines.total()):
             return _busiest(lines, name)

@@ -11,11 +11,11 @@ from perf_callbacks.kernel.settings.config import printable
 from perf_callbacks.profiles.kernel_classes import COMMUNICATION, ELEMENTWISE
 
 FUSIBLE = 0.15
-"""Fusing is advised if element-wise operations and casts take at least this share of the run."""
+"""Least share of the run that element-wise operations and casts take if fusing is advised."""
 
 LAYOUT = "layout"
 WITHIN = frozenset({LAYOUT, "device to device"})
-"""Kinds of copies that stay in one memory: in the memory of the host, or in the memory of a device."""
+"""Copies that stay in the memory of the host or of a device."""
 
 TRANSFERS = {
     "host to device": (
@@ -24,22 +24,17 @@ TRANSFERS = {
     ),
     "device to host": (" from the device", "keeping values on the device, or copying them rarely"),
 }
-"""Direction in words, and remedy, for each kind of copy between host and device."""
 
 FEW, MANY = 3, 20
-"""With at most `FEW` collectives per step, DDP hides little communication.
-
-With at least `MANY` collectives per step, starting the collectives may take long.
-"""
+"""Collectives per step: at most `FEW` hide little communication, and at least `MANY` may take long to start."""
 
 SHORT_SECONDS = 200e-6
-"""If a collective takes less than this many seconds on average, it spends most of its time on its start."""
+"""A collective that takes less on average spends most of its time on its start."""
 
 BUCKETS, LARGE_BUCKET_MB = 8, 100
-"""Number of gradient buckets with which DDP hides much communication, and size of a large bucket in megabytes."""
+"""Number of gradient buckets with which DDP hides much communication, and size of a large one."""
 
 GRADIENT_MB = 4e-6
-"""Size of one float32 element of a gradient in megabytes."""
 
 MOSTLY = 0.5
 """Overlap is advised only if computation could hide at least this part of the exposed communication."""
@@ -49,8 +44,8 @@ MOSTLY = 0.5
 def fusing(facts: Facts, measured: Measured) -> Finding | None:
     """Advise torch.compile, which fuses element-wise operations and casts on a device.
 
-    The rule subtracts the savings of the rules `attention` and `recompute`, so that no saving counts twice. On a CPU,
-    compilation saved little or nothing: see `docs/verdict.md`.
+    Savings of the rules `attention` and `recompute` are subtracted, so that none counts twice. On a CPU, compilation
+    saved little or nothing: see `docs/verdict.md`.
     """
     steps = profiled(facts, measured)
     if steps is None or steps.on_cpu or facts.compiled:
@@ -58,7 +53,7 @@ def fusing(facts: Facts, measured: Measured) -> Finding | None:
     seconds = fusible_seconds(steps.profile)
     others = [rule(facts, measured) for rule in (model.attention, model.recompute)]
     within = measured.share(measured.stage("forward") + measured.stage("backward"))
-    share = min(steps.share(seconds), within) - sum([one.share or 0.0 for one in others if one is not None])
+    share = min(steps.share(seconds), within) - sum([other.share or 0.0 for other in others if other is not None])
     if share < FUSIBLE:
         return None
     evidence = f"Element-wise operations and casts took {steps.part(seconds)}, and nothing is compiled"
@@ -66,21 +61,20 @@ def fusing(facts: Facts, measured: Measured) -> Finding | None:
 
 
 def fusible_seconds(profile: Profile) -> float:
-    """Return the seconds of element-wise operations and of casts. A profile lists casts as copies."""
-    casts = [one.seconds for one in profile.copies if one.kind not in WITHIN and one.kind not in TRANSFERS]
+    """With casts, which a profile lists as copies."""
+    casts = [copy.seconds for copy in profile.copies if copy.kind not in WITHIN and copy.kind not in TRANSFERS]
     return profile.class_seconds.get(ELEMENTWISE, 0.0) + sum(casts)
 
 
 @timed
 def copies(facts: Facts, measured: Measured) -> Finding | None:
-    """Report the operation that spends most time on copies within one memory, for example to change a layout."""
     steps = profiled(facts, measured)
     if steps is None:
         return None
     by_operation: dict[str, list[ProfiledCopy]] = {}
-    for one in steps.profile.copies:
-        if one.kind in WITHIN:
-            by_operation.setdefault(one.operation, []).append(one)
+    for copy in steps.profile.copies:
+        if copy.kind in WITHIN:
+            by_operation.setdefault(copy.operation, []).append(copy)
     worst = max(by_operation.values(), key=_seconds, default=[])
     remedy = "views or operations in place instead of copies"
     if worst and worst[0].kind == LAYOUT:
@@ -90,24 +84,24 @@ def copies(facts: Facts, measured: Measured) -> Finding | None:
 
 @timed
 def transfers(facts: Facts, measured: Measured) -> Finding | None:
-    """Report copies between host and device that run while the device computes nothing."""
     steps = profiled(facts, measured)
     if steps is None or steps.on_cpu:
         return None
-    by_kind = {kind: [one for one in steps.profile.copies if one.kind == kind] for kind in TRANSFERS}
-    kind = max(by_kind, key=lambda one: _seconds(by_kind[one]))
+    by_kind = {kind: [copy for copy in steps.profile.copies if copy.kind == kind] for kind in TRANSFERS}
+    kind = max(by_kind, key=lambda direction: _seconds(by_kind[direction]))
     return _copying(steps, by_kind[kind], *TRANSFERS[kind])
 
 
 @timed
 def collectives(facts: Facts, measured: Measured) -> Finding | None:
-    """Report the time in which only collectives run, except waits for slow ranks and for uneven work."""
+    """Time in which only collectives run, except waits for slow ranks and for uneven work."""
     steps = profiled(facts, measured)
     if steps is None:
         return None
     exposed = steps.profile.exposed_communication_seconds
-    operations = [one for one in steps.profile.operations if one.kind == COMMUNICATION]
-    number = max([one.calls for one in operations], default=0) / steps.number  # of the most frequent collective
+    operations = [operation for operation in steps.profile.operations if operation.kind == COMMUNICATION]
+    calls = max([operation.calls for operation in operations], default=0)  # of the most frequent collective
+    number = calls / steps.number
     saved, remedy = _overlapping(facts, steps, number)
     share = saved * (steps.share(exposed) - _lost_to_ranks(measured))
     if share < LEAST:
@@ -117,21 +111,20 @@ def collectives(facts: Facts, measured: Measured) -> Finding | None:
     return finding("communication", share, evidence, remedy)
 
 
-def _copying(steps: ProfiledSteps, found: list[ProfiledCopy], direction: str, remedy: str) -> Finding | None:
-    """Return the finding about copies, or None if they take little time. `found` has the longest copies first."""
-    seconds = _seconds(found)
+def _copying(steps: ProfiledSteps, copies: list[ProfiledCopy], direction: str, remedy: str) -> Finding | None:
+    seconds = _seconds(copies)
     share = steps.share(seconds)
     if share < LEAST:
         return None
-    calls = sum([one.calls for one in found]) / steps.number
-    evidence = f"Copies{direction} took {steps.part(seconds)}: {printable(found[0].operation)}, {calls:,.0f} per step"
-    line = printable(found[0].line) if found[0].line else None
+    calls = sum([copy.calls for copy in copies]) / steps.number
+    evidence = f"Copies{direction} took {steps.part(seconds)}: {printable(copies[0].operation)}, {calls:,.0f} per step"
+    line = printable(copies[0].line) if copies[0].line else None
     evidence += f", mostly in {line}" if line else ""
     return finding("copy", share, evidence, remedy, line=line)
 
 
-def _seconds(found: list[ProfiledCopy]) -> float:
-    return sum([one.seconds for one in found])
+def _seconds(copies: list[ProfiledCopy]) -> float:
+    return sum([copy.seconds for copy in copies])
 
 
 def _lost_to_ranks(measured: Measured) -> float:
@@ -152,7 +145,7 @@ def _overlapping(facts: Facts, steps: ProfiledSteps, number: float) -> tuple[flo
     exposed, running = profile.exposed_communication_seconds, profile.communication_seconds
     free = min(1.0, max(0.0, profile.busy_seconds - running) / exposed) if exposed > 0 else 0.0
     short = number >= MANY and running / steps.number / number < SHORT_SECONDS
-    names = " ".join([one.name for one in profile.operations if one.kind == COMMUNICATION])
+    names = " ".join([operation.name for operation in profile.operations if operation.kind == COMMUNICATION])
     if facts.ddp and work is not None and work.reductions > 1:
         return 1 - 1 / work.reductions, waits.no_sync(facts)
     if facts.ddp:
@@ -167,7 +160,6 @@ def _overlapping(facts: Facts, steps: ProfiledSteps, number: float) -> tuple[flo
 
 
 def _in_buckets(facts: Facts, free: float, *, few: bool, short: bool) -> tuple[float, str]:
-    """Return the largest part of DDP's exposed communication that the remedy may save, and the remedy."""
     gradients_mb = facts.tensors * facts.elements * GRADIENT_MB
     if few and free >= MOSTLY and gradients_mb > 1:
         return free, _bucket_size(facts, max(1, round(gradients_mb / BUCKETS))) + ", so that DDP reduces earlier"

@@ -12,25 +12,25 @@ class Compilations(NamedTuple):
     """Compilations since a moment."""
 
     number: int
-    """Number of compiled forwards. Compiled backwards are not counted, but `seconds` includes them."""
+    """Compiled forwards; `seconds` includes compiled backwards."""
     seconds: float
-    """Seconds that compilations took. Overlapping compilations count once."""
+    """Overlapping compilations count once."""
     repeated: int
-    """Number of recompilations. Code is recompiled after a guard of earlier compiled code failed."""
+    """Recompilations, after a guard of earlier compiled code failed."""
     reason: str
     """First line of torch's reason for the newest recompilation; empty if unknown."""
 
 
 def since(moment: float) -> Compilations:
-    """Return the compilations that began after `moment`, which is a wall-clock time in seconds since 1970."""
+    """`moment` is in seconds since 1970."""
     utils: Any = sys.modules.get("torch._dynamo.utils")
-    known = [] if utils is None else utils.get_compilation_metrics()  # torch 2.6 or later
-    timed = [one for one in known if getattr(one, "start_time_us", None) and getattr(one, "end_time_us", None)]
-    found = [one for one in timed if one.start_time_us * MICRO >= moment]
-    spans = [(one.start_time_us, one.end_time_us) for one in found]  # a compilation may run within another
-    reasons = [str(one.recompile_reason) for one in found if getattr(one, "recompile_reason", None)]
+    metrics = [] if utils is None else utils.get_compilation_metrics()  # torch 2.6 or later
+    timed = [row for row in metrics if getattr(row, "start_time_us", None) and getattr(row, "end_time_us", None)]
+    compilations = [row for row in timed if row.start_time_us * MICRO >= moment]
+    spans = [(row.start_time_us, row.end_time_us) for row in compilations]  # a compilation may run within another
+    reasons = [str(row.recompile_reason) for row in compilations if getattr(row, "recompile_reason", None)]
     return Compilations(
-        number=sum([getattr(one, "is_forward", None) is not False for one in found]),
+        number=sum([getattr(row, "is_forward", None) is not False for row in compilations]),
         seconds=intervals.length(intervals.union(spans)) * MICRO,
         repeated=len(reasons),
         reason=reasons[-1].strip().partition("\n")[0] if reasons else "",

@@ -7,19 +7,12 @@ from perf_callbacks.kernel.records.fit_records import Finding
 CAUSE = "cpu"
 
 THREADS = "threads"
-"""Cause of the finding that operations use more threads than there are CPUs."""
 
 LEAST = 0.05
-"""The rule reports a lack of CPUs that costs at least this share of the run.
-
-On a machine with other programs, smaller shares are usual.
-"""
+"""Least reported share. On a machine with other programs, smaller shares are usual."""
 
 LARGE = 0.25
-"""Least share of `cpu`, relative to the largest share of a finding in `INFLATED`.
-
-With a larger share, `cpu` comes before the findings in `INFLATED`.
-"""
+"""From this part of the largest share in `INFLATED` on, `cpu` comes before those findings."""
 
 INFLATED = frozenset(
     {"host", "sync", "recompute", "padding", "attention", "optimizer", "gc", "evaluation", "compile", "copy"}
@@ -29,7 +22,6 @@ INFLATED = frozenset(
 
 @timed
 def no_cpu(facts: Facts, _measured: Measured) -> Finding | None:
-    """Report the time in which the training thread had no CPU, and why: a quota, threads, workers or other programs."""
     share = facts.starved_share
     if share is None or share < LEAST:
         return None
@@ -40,21 +32,18 @@ def no_cpu(facts: Facts, _measured: Measured) -> Finding | None:
 
 
 def surplus_threads(facts: Facts) -> tuple[str, str] | None:
-    """Return evidence and remedy if operations use too many threads, or else None.
-
-    Operations should use at most one thread for each CPU that other programs leave free.
-    """
+    """Return evidence and remedy. Operations should use at most one thread per CPU that other programs leave free."""
     cpus = facts.cpus or facts.threads
     left = cpus if facts.left_cpus is None else min(cpus, max(1, round(facts.left_cpus)))
     if facts.accelerator is not None or facts.threads <= left:
         return None
     number = plural(cpus, "CPU")
-    found = f"operations use {facts.threads} threads, and "
+    evidence = f"operations use {facts.threads} threads, and "
     if left < cpus:
-        found += f"other programs leave {left} of {number}"
+        evidence += f"other programs leave {left} of {number}"
     else:
-        found += f"each process has {number}"
-    return found, facts.threads_code.format(left)
+        evidence += f"each process has {number}"
+    return evidence, facts.threads_code.format(left)
 
 
 def _why(facts: Facts) -> tuple[str, str]:
@@ -69,8 +58,8 @@ def _why(facts: Facts) -> tuple[str, str]:
         workers = 0  # others took the CPUs
     left = max(1, cpus - workers)
     if facts.accelerator is None and workers and facts.threads > left:
-        one = "a worker of the loader shares" if workers == 1 else f"{workers} workers of the loader share"
-        return f"operations use {facts.threads} threads, and {one} {number} with them", facts.threads_code.format(left)
+        who = "a worker of the loader shares" if workers == 1 else f"{workers} workers of the loader share"
+        return f"operations use {facts.threads} threads, and {who} {number} with them", facts.threads_code.format(left)
     if workers >= cpus > 1:
         remedy = facts.option("dataloader_num_workers", cpus - 1) or f"num_workers={cpus - 1}"
         return f"{workers} workers of the loader share {number} with it", remedy

@@ -10,37 +10,34 @@ REMEDIES = {
     "data": "looking at what the loader does in later samples",
     "gc": "dropping objects that are no longer used, such as lists that grow",
 }
-"""Remedies by the stage whose time grew most."""
 
 GROWS = "looking for lists, hooks or logs that grow from step to step"
-"""Remedy for the stages that `REMEDIES` doesn't name."""
 
 
 @timed
 def longer(facts: Facts, measured: Measured) -> Finding | None:
-    """Report that steps became longer although batches didn't grow, and name the stage that grew most."""
-    found, share = facts.drift, saved(facts, measured)
-    if found is None or share is None:
+    growth, share = facts.drift, saved(facts, measured)
+    if growth is None or share is None:
         return None
     evidence = (
-        f"Steps became {found.last / found.first - 1:.0%} longer in the course of the run, from "
-        f"{1000 * found.first:,.3g} to {1000 * found.last:,.3g} ms, mostly in the stage {found.stage}"
+        f"Steps became {growth.last / growth.first - 1:.0%} longer in the course of the run, from "
+        f"{1000 * growth.first:,.3g} to {1000 * growth.last:,.3g} ms, mostly in the stage {growth.stage}"
     )
-    line = facts.host_line if found.stage == "other" else None
+    line = facts.host_line if growth.stage == "other" else None
     evidence += f", at {line}" if line else ""
-    remedy = REMEDIES.get(found.stage, GROWS)
-    if facts.accelerator is not None and found.stage not in REMEDIES:
+    remedy = REMEDIES.get(growth.stage, GROWS)
+    if facts.accelerator is not None and growth.stage not in REMEDIES:
         remedy += ", and for throttling" + (f" ({facts.clocks})" if facts.clocks else "")
     return finding(CAUSE, share, evidence, remedy, line=line)
 
 
 def saved(facts: Facts, measured: Measured) -> float | None:
-    """Return the share of the run that would be saved if all steps were as short as the first steps.
+    """Share of the run that would be saved if all steps were as short as the first ones.
 
-    None means no drift, or a drift that other programs or other ranks may have caused.
+    None also if other programs or other ranks may have caused the drift.
     """
-    found = facts.drift
+    growth = facts.drift
     starved = (facts.starved_share or 0.0) >= cpu.LEAST  # then other programs may have made the steps longer
-    if found is None or starved or found.stage == "communication" or (facts.ddp and found.stage == "backward"):
+    if growth is None or starved or growth.stage == "communication" or (facts.ddp and growth.stage == "backward"):
         return None
-    return found.share * measured.steps_seconds / measured.seconds
+    return growth.share * measured.steps_seconds / measured.seconds

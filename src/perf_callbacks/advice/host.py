@@ -11,10 +11,10 @@ from perf_callbacks.kernel.plural import plural
 from perf_callbacks.kernel.records.fit_records import Finding
 
 ENOUGH_READINGS = 6
-"""A finding needs at least this many readings of the device's use. The callback takes a reading every ten seconds."""
+"""The callback takes a reading of the device's use every ten seconds."""
 
 LARGE = 0.1
-"""Readings of the device's use are coarse, so a finding from them must reach this share of the run."""
+"""Readings of the device's use are coarse."""
 
 COMPUTING = 0.5
 """More threads are advised only if forward, backward and optimizer take this share of the run or more."""
@@ -22,9 +22,9 @@ COMPUTING = 0.5
 
 @timed
 def host(facts: Facts, measured: Measured) -> Finding | None:
-    """Report how much of the step time Python code takes outside of loader, model and optimizer.
+    """Python code outside of loader, model and optimizer.
 
-    In a trainer's loop, the rule needs a line of the user's program, because users can't change the trainer's code.
+    In a trainer's loop, a line of the user's program is needed, because users can't change the trainer's code.
     """
     if reads_each_step(facts):  # the rule `sync` covers the same time
         return None
@@ -46,7 +46,7 @@ def host(facts: Facts, measured: Measured) -> Finding | None:
 
 @timed
 def waiting(facts: Facts, measured: Measured) -> Finding | None:
-    """Report waits of the program beside reads of values. Without such reads, the rule `host` names their line."""
+    """Waits beside reads of values. Without such reads, the rule `host` names their line."""
     part, wait = waits_part(facts), facts.host_wait
     if wait is None or not part or not reads_each_step(facts):
         return None
@@ -60,7 +60,7 @@ def waiting(facts: Facts, measured: Measured) -> Finding | None:
 
 @timed
 def generation(facts: Facts, measured: Measured) -> Finding | None:
-    """Report the time in which TRL generates completions. vLLM generates faster, but needs an accelerator."""
+    """Time in which TRL generates completions. vLLM is faster, but needs an accelerator."""
     share = measured.share(measured.part(GENERATION))
     remedy = "fewer or shorter completions"
     names = [name for name in ("num_generations", "max_completion_length", "max_new_tokens") if name in facts.options]
@@ -80,9 +80,9 @@ def rewards(_facts: Facts, measured: Measured) -> Finding | None:
 
 @timed
 def small_batches(facts: Facts, measured: Measured) -> Finding | None:
-    """Advise a larger batch if the device is idle within forward, backward and optimizer.
+    """The device is idle within forward, backward and optimizer.
 
-    The reported idle time is a lower limit, because busy time of other stages and other processes is subtracted too.
+    This is a lower limit, because busy time of other stages and other processes is subtracted too.
     """
     use = facts.memory
     if facts.accelerator is None or use is None or use.gpu_busy is None or on_device(facts, measured):
@@ -98,7 +98,6 @@ def small_batches(facts: Facts, measured: Measured) -> Finding | None:
 
 
 def too_many_threads(facts: Facts, measured: Measured | None) -> Finding | None:
-    """Advise one thread per CPU that other programs leave free. With an accelerator, the rule advises nothing."""
     if measured is None or not measured.known:  # a moment says little about other programs
         facts = replace(facts, left_cpus=None)
     surplus = cpu.surplus_threads(facts)
@@ -110,7 +109,7 @@ def too_many_threads(facts: Facts, measured: Measured | None) -> Finding | None:
 
 @timed
 def too_few_threads(facts: Facts, measured: Measured) -> Finding | None:
-    """Advise more threads if the threads use less than half of the CPUs, and at least half of the CPUs are idle.
+    """Advise more threads if they use less than half of the CPUs, and at least half of the CPUs are idle.
 
     The saving is unknown: small operations run in one thread in any case.
     """

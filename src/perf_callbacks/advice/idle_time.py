@@ -10,13 +10,10 @@ from perf_callbacks.kernel.settings.config import printable
 from perf_callbacks.profiles.idle import DATA_CAUSE, HOST, SYNC
 
 LARGE = 0.1
-"""The rule `launches` reports idle time of at least this share of the run, because some idle time is usual."""
+"""Least share that `launches` reports, because some idle time is usual."""
 
 LONGEST_PACE = 100e-6
-"""Most seconds per kernel if the host only launches kernels.
-
-A host that takes longer per kernel also does other work. The launch of one kernel takes some 5 to 50 us.
-"""
+"""Most seconds per kernel of a host that only launches kernels. A launch takes some 5 to 50 us."""
 
 KEEPING = "keeping values on the device until they are logged"
 
@@ -31,15 +28,12 @@ REMEDIES = (
         "operations whose result has a fixed shape, such as torch.where(condition, a, b)",
     ),
 )
-"""Patterns for names of operations that wait for the device, each with a remedy.
-
-If no pattern matches the operation, the remedy is `KEEPING`.
-"""
+"""By names of operations that wait for the device."""
 
 
 @timed
 def loading(facts: Facts, measured: Measured) -> Finding | None:
-    """Report the wait for a DataLoader that the program did not pass to the callback."""
+    """The wait for a DataLoader that the program did not pass to the callback."""
     steps, seconds = profiled(facts, measured), unknown_loading(facts, measured)
     share = measured.with_cpu(measured.share(seconds))
     if steps is None or share < LEAST:
@@ -52,13 +46,13 @@ def loading(facts: Facts, measured: Measured) -> Finding | None:
 
 @timed
 def launches(facts: Facts, measured: Measured) -> Finding | None:
-    """Report the time in which the device waits until the host launches kernels.
+    """The device waits until the host launches kernels.
 
     If samples show much slow code, only the rules of `slow_code` report the waits.
     """
     steps = profiled(facts, measured)
-    known = [code for code in facts.slow_code.values() if code.looks / code.of_all >= slow_code.LARGE]
-    if steps is None or steps.on_cpu or known:
+    slow = [code for code in facts.slow_code.values() if code.looks / code.of_all >= slow_code.LARGE]
+    if steps is None or steps.on_cpu or slow:
         return None
     profile, (least, most) = steps.profile, steps.idle(HOST)
     if least < LARGE:
@@ -78,7 +72,7 @@ def launches(facts: Facts, measured: Measured) -> Finding | None:
 
 @timed
 def waiting(facts: Facts, measured: Measured) -> Finding | None:
-    """Report the operation in which the host waits longest for the device. After each wait, the device idles."""
+    """The operation in which the host waits longest for the device, which idles after each wait."""
     steps = profiled(facts, measured)
     if steps is None or steps.on_cpu:
         return None
@@ -88,9 +82,9 @@ def waiting(facts: Facts, measured: Measured) -> Finding | None:
     place = next(iter(steps.profile.sync_seconds), "")
     evidence = f"The device idled for {steps.part(steps.profile.idle_seconds[SYNC])} after the CPU had waited for it"
     evidence += f", mostly in {printable(place)}" if place else ""
-    found = [remedy for pattern, remedy in REMEDIES if re.search(pattern, place)]
-    if found:
-        return finding("sync", most, evidence, found[0].format(device=facts.device_type))
+    remedies = [remedy for pattern, remedy in REMEDIES if re.search(pattern, place)]
+    if remedies:
+        return finding("sync", most, evidence, remedies[0].format(device=facts.device_type))
     if facts.nan_filter and place == "aten::is_nonzero":
         return finding("sync", most, evidence, waits.NO_NAN_FILTER)
     line, _ = waits.most_frequent_read(facts) or (None, 0)

@@ -1,8 +1,7 @@
 """Verdict of a job. Rank 0 reads the findings of all ranks when the fit ends and for each interim summary.
 
-Each rank writes its findings as a note into a channel between ranks. A rank writes its final note when the fit of the
-rank is over. Rank 0 waits up to `WAIT_SECONDS` for the final notes of all ranks. If a rank's final note is missing, the
-verdict uses an earlier note of the rank. If a rank has written no note, the verdict lacks the findings of the rank.
+Each rank writes notes of its findings into a channel, the final one at its end. Where this is missing after
+`WAIT_SECONDS`, an earlier note counts.
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,13 +20,12 @@ from perf_callbacks.stragglers.text import rank_names
 CHANNEL = "findings"
 
 WAIT_SECONDS, LOOK_SECONDS = 0.5, 0.02
-"""Rank 0 waits for the final notes at most `WAIT_SECONDS`, and reads the notes every `LOOK_SECONDS`."""
+"""Rank 0 waits for the final notes at most `WAIT_SECONDS`, and reads every `LOOK_SECONDS`."""
 
 FEW = 64
-"""If a job has more ranks than this, ranks write their notes only at the end."""
+"""In a job with more ranks, notes are written only at the end."""
 
 LEAST_SHARE = 0.05
-"""Rank 0 reports a finding of another rank only if the finding has at least this share of the run."""
 
 OWN_WORDS: Mapping[str, frozenset[str]] = {
     DATA: frozenset({"data"}),
@@ -36,7 +34,7 @@ OWN_WORDS: Mapping[str, frozenset[str]] = {
     DEVICE: frozenset({"throttle"}),
     HOST: frozenset({"host", "sync", "memory", "checkpoint", "evaluation"}),
 }
-"""Causes of findings that describe the same problem as a cause in the comparison of ranks."""
+"""Causes of findings with the same problem as a cause in the comparison of ranks."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -45,25 +43,21 @@ class FindingNote:
 
     findings: tuple[Finding, ...] = ()
     last: bool = False
-    """True: the fit of the rank is over."""
 
 
 class FindingNotes(ChannelHandler):
-    """Writes the findings of this rank into the channel. On rank 0, reads the findings of the other ranks."""
+    """Writes this rank's findings into the channel. Rank 0 reads those of the others."""
 
     def __init__(self) -> None:
         self.mine: tuple[Finding, ...] = ()
-        """Newest findings of this rank."""
         self.others: Mapping[int, tuple[Finding, ...]] = {}
-        """Findings of other ranks, by rank."""
         self._written: tuple[Finding, ...] = ()
         self._asked = self._reading = False
         self._over = 0
-        """Number of other ranks whose final note was read."""
 
-    def set(self, found: tuple[Finding, ...], exchange: Exchange) -> None:
-        """Set the findings of this rank. On rank 0, also ask for newer findings of the other ranks."""
-        self.mine, self._asked = found, True
+    def set(self, findings: tuple[Finding, ...], exchange: Exchange) -> None:
+        """On rank 0, also ask for newer findings of the other ranks."""
+        self.mine, self._asked = findings, True
         exchange.wake()
 
     def gather(self, exchange: Exchange, ranks: int) -> None:
@@ -74,10 +68,7 @@ class FindingNotes(ChannelHandler):
         self._reading = False
 
     def round(self, channel: Channel, now: float) -> float | None:  # noqa: ARG002 notes have no time
-        """Write new findings of this rank.
-
-        Rank 0 writes nothing: it reads the notes of all ranks if `set` or `gather` asked for them.
-        """
+        """Rank 0 writes nothing: it reads the notes of all ranks if `set` or `gather` asked for them."""
         asked, self._asked = self._asked or self._reading, False
         if channel.rank:
             if self.mine != self._written and channel.world_size <= FEW:
@@ -85,13 +76,12 @@ class FindingNotes(ChannelHandler):
                 channel.put(pack(FindingNote(findings=self.mine)))
         elif asked:
             notes = {rank: unpack(FindingNote, text) for rank, text in channel.notes().items() if rank != channel.rank}
-            known = {rank: note for rank, note in notes.items() if note is not None}
-            self.others = {rank: note.findings for rank, note in known.items()}
-            self._over = sum([note.last for note in known.values()])
+            written = {rank: note for rank, note in notes.items() if note is not None}
+            self.others = {rank: note.findings for rank, note in written.items()}
+            self._over = sum([note.last for note in written.values()])
         return LOOK_SECONDS if self._reading else None
 
     def leave(self, channel: Channel) -> None:
-        """Write the final note of this rank. Rank 0 only reads notes."""
         if channel.rank:
             channel.put(pack(FindingNote(findings=self.mine, last=True)))
 
@@ -101,31 +91,25 @@ def verdict(
     others: Mapping[int, Sequence[Finding]],
     stragglers: StragglerSummary | None,
 ) -> tuple[Finding, ...]:
-    """Return the findings of a job, worst first.
-
-    Args:
-        own: Findings of rank 0.
-        others: Findings of other ranks, by rank. A finding is left out if rank 0 has a finding with the same cause.
-        stragglers: Comparison of ranks. The comparison says which ranks slow the job down most, and why.
-    """
+    """Return the findings of a job, worst first. Findings of `others` with a cause in `own` are left out."""
     slowest, cause_measured, *_ = next(stragglers.named(), ((), "")) if stragglers is not None else ((), "")
-    found, causes = [*own], {one.cause for one in own}
+    results, causes = [*own], {finding.cause for finding in own}
     ranks_of: dict[str, dict[int, Finding]] = {}
     for rank, findings in others.items():
-        for one in findings:
-            if one.share is not None and one.share >= LEAST_SHARE:
-                ranks_of.setdefault(one.cause, {}).setdefault(rank, one)
-    place = next((place for place, one in enumerate(found) if one.cause == "straggler"), None)
-    known: list[Finding] = []  # findings of slow ranks that fit the measured cause
+        for finding in findings:
+            if finding.share is not None and finding.share >= LEAST_SHARE:
+                ranks_of.setdefault(finding.cause, {}).setdefault(rank, finding)
+    place = next((place for place, finding in enumerate(results) if finding.cause == "straggler"), None)
+    fitting: list[Finding] = []  # findings of slow ranks that fit the measured cause
     for cause, by_rank in ranks_of.items():
-        worst = max(by_rank.values(), key=lambda one: one.share or 0.0)
+        worst = max(by_rank.values(), key=lambda finding: finding.share or 0.0)
         if place is not None and {*by_rank} <= {*slowest} and cause in OWN_WORDS.get(cause_measured, ()):
-            known.append(worst)
+            fitting.append(worst)
         elif cause not in causes:
             who = rank_names(sorted(by_rank))
-            found.append(replace(worst, evidence=f"{who[0].upper()}{who[1:]}: {worst.evidence}"))
-    if place is not None and known:  # a slow rank knows its line, and a more exact remedy
-        worst = max(known, key=lambda one: one.share or 0.0)
-        evidence = found[place].evidence + (f", mostly at {worst.line}" if worst.line is not None else "")
-        found[place] = replace(found[place], evidence=evidence, remedy=worst.remedy, line=worst.line)
-    return table.ordered(found, hangs=bool(own) and own[0].cause == stall.CAUSE)
+            results.append(replace(worst, evidence=f"{who[0].upper()}{who[1:]}: {worst.evidence}"))
+    if place is not None and fitting:  # a slow rank knows its line, and a more exact remedy
+        worst = max(fitting, key=lambda finding: finding.share or 0.0)
+        evidence = results[place].evidence + (f", mostly at {worst.line}" if worst.line is not None else "")
+        results[place] = replace(results[place], evidence=evidence, remedy=worst.remedy, line=worst.line)
+    return table.ordered(results, hangs=bool(own) and own[0].cause == stall.CAUSE)

@@ -18,27 +18,19 @@ from perf_callbacks.kernel.records.summary_parts import GcSummary
 from perf_callbacks.report import cards
 
 WINDOW_SECONDS = 60.0
-"""Seconds of a window. Each line of advice is about one window, and windows follow each other without gaps."""
+"""Each line is about one window; windows follow each other without gaps."""
 
 QUIET_SECONDS = 600.0
-"""Least number of seconds between two lines of advice."""
 
 LARGE = 0.1
-"""A cause must take at least this share of a window to be shown during training."""
 
 WHOLE_FIT = frozenset({stall.CAUSE, cpu.CAUSE, cpu.THREADS, drift.CAUSE, startup.CAUSE, throttle.CAUSE, "compile"})
-"""Causes that are not shown during training.
-
-A stall is not shown as a live line, because the log already reports each stall. All causes in `WHOLE_FIT` except stalls
-are measured over the whole fit, not over a window.
-"""
+"""Causes that are not shown: stalls, which the log reports, and causes that are measured over the whole fit."""
 
 MOST_STEPS = 10_000
-"""Most steps between two readings of the clock."""
 
 
 def begin(recorder: Recorder, training: Training) -> "LiveAdvice | None":
-    """Return the observer that gives advice during this fit, or None on other ranks than 0."""
     return LiveAdvice(recorder, training.show) if recorder.run.rank == 0 else None
 
 
@@ -76,8 +68,8 @@ class LiveAdvice(Observer):
         summary = self._recorder.engine.summary(now=now)
         window = summary if self._before is None else between(self._before, summary)
         self._before = summary
-        found = self._recorder.observers.findings(window)
-        worst = next((one for one in found if one.cause not in WHOLE_FIT), None)
+        findings = self._recorder.observers.findings(window)
+        worst = next((finding for finding in findings if finding.cause not in WHOLE_FIT), None)
         if worst is None or (worst.share or 0.0) < LARGE or worst.cause in self._told:
             return
         if now - self._told_at >= QUIET_SECONDS:
@@ -87,10 +79,7 @@ class LiveAdvice(Observer):
 
 
 def between(before: Summary, after: Summary) -> Summary:
-    """Return a summary of the time since an earlier summary.
-
-    The values of `before` are subtracted in fields that rules read. Fields that no rule reads are copies from `after`.
-    """
+    """Subtract the earlier values in fields that rules read. All others are copies from `after`."""
     return replace(
         after,
         steps=after.steps - before.steps,

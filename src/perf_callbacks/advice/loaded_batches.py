@@ -12,21 +12,20 @@ from perf_callbacks.kernel.records.fit_records import Record, Steps
 STARVED = 0.15
 """Workers are too slow if waits for data take at least this share of the steps' time.
 
-Waits that take a smaller share than `STARVED` don't prove slow workers. On a busy machine, receiving a batch takes 9 to
-15 ms, even from a fast loader.
+On a busy machine, receiving a batch takes 9 to 15 ms, even from a fast loader.
 """
 
 FEWEST_GROUPS = 8
 
 ROWS = 2
-"""Number of dimensions of a tensor with one dimension for samples and one for tokens."""
+"""Dimensions of a tensor with one for samples and one for tokens."""
 
 
 class LoadedBatches(Observer):
     """Finds the size of the largest batch, the number of distinct sequence lengths, and the waits of groups of steps.
 
-    A group has as many steps as there are workers. Workers that start together finish together. With a slow loader, one
-    step in each group waits, and most steps run without a wait.
+    A group has as many steps as there are workers, since workers that start together finish together: with a slow
+    loader, one step in each group waits, and most steps don't.
     """
 
     def __init__(self, workers: int) -> None:
@@ -40,9 +39,9 @@ class LoadedBatches(Observer):
     @override
     def shape_seen(self, shape: ShapeKey, tensors: Mapping[str, Any]) -> None:
         self._lengths |= {tensor.shape[1] for tensor in tensors.values() if len(getattr(tensor, "shape", ())) == ROWS}
-        found = [getattr(tensor, "nbytes", None) for tensor in tensors.values()]
-        sizes = [size for size in found if isinstance(size, int)]
-        if len(sizes) == len(found):
+        nbytes = [getattr(tensor, "nbytes", None) for tensor in tensors.values()]
+        sizes = [size for size in nbytes if isinstance(size, int)]
+        if len(sizes) == len(nbytes):
             self._bytes = max(self._bytes or 0, sum(sizes))
 
     @override
@@ -64,7 +63,7 @@ class LoadedBatches(Observer):
     @override
     def facts(self) -> Mapping[str, Any]:
         groups = self._calm + self._bursts
-        known = {"batch_bytes": self._bytes, "batch_lengths": len(self._lengths)}
+        size_facts = {"batch_bytes": self._bytes, "batch_lengths": len(self._lengths)}
         if groups < FEWEST_GROUPS or not self._bursts:
-            return known
-        return {**known, "calm_share": self._calm / groups, "burst_seconds": self._burst_seconds / self._bursts}
+            return size_facts
+        return {**size_facts, "calm_share": self._calm / groups, "burst_seconds": self._burst_seconds / self._bursts}

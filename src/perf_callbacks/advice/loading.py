@@ -9,34 +9,27 @@ from perf_callbacks.kernel.records.fit_records import Finding
 from perf_callbacks.memory.use import GB
 
 HEADROOM = 1.25
-"""Factor by which workers must be faster than the steps, since the time to load a batch varies."""
+"""Workers must be faster than the steps by this factor, since the time to load a batch varies."""
 
 MOST_WORKERS = 16
 
 HAND_OVER_SECONDS = 0.002
-"""Seconds that it takes to receive a batch from a worker. More workers don't shorten this time.
+"""Time to receive a batch, which more workers don't shorten: they hand over a file descriptor per tensor.
 
-A batch of two tensors took 2.0 to 2.7 ms on a quiet machine. The main process asks the worker for one file descriptor
-per tensor, so larger tensors hardly take longer.
+A batch of two tensors took 2.0 to 2.7 ms on a quiet machine.
 """
 
 CONTENTION = 0.1
 """Seconds that training loses per second of a worker's computation, because CPUs share caches and clocks.
 
-In four pairs of runs on two CPUs of a quiet machine, forward and backward lost 0.04 to 0.13 s per second of a worker.
+In four pairs of runs on two CPUs of a quiet machine, forward and backward lost 0.04 to 0.13 s.
 """
 
 WORKER_BYTES = 40e6
-"""Bytes of memory that a forked worker takes besides its batches: the pages that it doesn't share with its parent.
-
-`benchmarks/advice_figures.py worker` at 0da62bbb measured 24 to 26 MB.
-"""
+"""Pages that a forked worker doesn't share; `benchmarks/advice_figures.py worker` at 0da62bbb saw 24 to 26 MB."""
 
 IN_WORK = 2
-"""Number of batches for which a worker needs memory, not counting the prefetched batches.
-
-A worker that makes a batch needs memory for the samples, and as much memory for the batch that is made of the samples.
-"""
+"""Batches in a worker's memory besides the prefetched ones: the samples, and the batch that is made of them."""
 
 MOST_PREFETCH = 16
 
@@ -44,10 +37,7 @@ CALM = 0.75
 """Workers load fast enough on average if at least this share of the groups of steps hardly waits for data."""
 
 LOW, HIGH = 0.7, 1.4
-"""Least and most time that workers save, relative to the rule's estimate.
-
-For 32 pairs of runs, `docs/verdict-evidence.md` compares the saved time with the estimate.
-"""
+"""Least and most saving of workers, relative to the estimate: see 32 pairs of runs in `docs/verdict-evidence.md`."""
 
 MOST_UNLOADED = 1.25
 """Largest saving on a CPU if workers load instead of the training thread, relative to the waits for data."""
@@ -55,17 +45,16 @@ MOST_UNLOADED = 1.25
 MOST_RESTARTED = 1.6
 """Largest gain from persistent workers, relative to the waits for the start of workers.
 
-Seven programs of `benchmarks/promises.py` gained 1.34 to 1.56 times the waits for the start of workers: see
-`docs/verdict-evidence.md`.
+Seven programs of `benchmarks/promises.py` gained 1.34 to 1.56 times the waits: see `docs/verdict-evidence.md`.
 """
 
 
 @timed
 def data(facts: Facts, measured: Measured) -> Finding | None:
-    """Advise workers that load batches while the model computes. The wait and the CPUs decide the number of workers.
+    """Advise workers that load batches while the model computes. The wait and the CPUs decide their number.
 
-    Without workers, the wait is the time to load a batch. If the training thread waits for n workers, each worker needs
-    the time of n steps to load a batch.
+    Without workers, the wait is the time to load a batch. If the training thread waits for n workers, each needs the
+    time of n steps to load a batch.
     """
     step, wait = measured.step_seconds, measured.stage("data")
     summary = measured.summary
@@ -112,7 +101,6 @@ def data(facts: Facts, measured: Measured) -> Finding | None:
 
 
 def _prefetch(facts: Facts, measured: Measured, took: str, *, busy: float, wait: float) -> Finding | None:
-    """Advise a larger `prefetch_factor`, because the time to load a batch varies much."""
     workers = facts.workers or 1
     missing = HEADROOM * facts.burst_seconds / (workers * busy) if busy > 0 else MOST_PREFETCH
     wanted = min(MOST_PREFETCH, max(2 * facts.prefetch, math.ceil(facts.prefetch + missing)))
@@ -128,7 +116,7 @@ def _prefetch(facts: Facts, measured: Measured, took: str, *, busy: float, wait:
 
 
 def _room(facts: Facts, prefetch: int | None = None) -> int | None:
-    """Return the number of workers for which host memory suffices. None means that memory or batch size is unknown."""
+    """Number of workers for which host memory suffices; None: memory or batch size is unknown."""
     if facts.memory_available is None or facts.batch_bytes is None:
         return None
     parts = facts.memory.parts if facts.memory is not None and facts.accelerator is None else None
@@ -141,9 +129,8 @@ def _room(facts: Facts, prefetch: int | None = None) -> int | None:
 def restarts(facts: Facts, measured: Measured) -> Finding | None:
     """Advise persistent workers if the wait for an epoch's first batch exceeds the time to load a batch.
 
-    If n workers keep up with training, loading one batch takes at most the time of n steps. A longer wait for the first
-    batch is due to the start of the workers. The steps after the start of workers are slower too, so persistent workers
-    may save more than the wait.
+    If n workers keep up with training, that is at most the time of n steps. The steps after the start of workers are
+    slower too, so persistent workers may save more than the wait.
     """
     workers = facts.workers or 0
     if not workers or facts.persistent or not facts.epochs:
@@ -162,20 +149,12 @@ def restarts(facts: Facts, measured: Measured) -> Finding | None:
 
 
 def faster(load: float, busy: float, workers: int, cpus: float, threads: int, *, computed: float = 1.0) -> float:
-    """Predict the seconds of a step with workers.
+    """Predict the seconds of a step with workers, from the seconds to load a batch and those of a step without loading.
 
-    The prediction is the longest of three times: computing, loading by all workers, and the CPU time of computing and
-    loading per CPU. CPUs that other programs use don't count: a worker on a busy CPU costs training as much time as it
-    saves.
-
-    Args:
-        load: Seconds in which one worker loads a batch.
-        busy: Seconds of a step without loading.
-        workers: Number of workers.
-        cpus: Number of CPUs for training and workers: CPUs that training uses now, plus idle CPUs.
-        threads: Number of CPUs that a step without loading keeps busy.
-        computed: Part of `load` in which a CPU computes. In the rest of `load`, the loader waits, for example for a
-            disk.
+    The longest of three times counts: computing, loading by all workers, and the CPU time of both per CPU. `cpus` are
+    those that training uses now, plus idle ones: a worker on a busy CPU costs training as much time as it saves.
+    `threads` CPUs are busy in a step without loading. In the part `computed` of `load`, a CPU computes; in the rest,
+    the loader waits, for example for a disk.
 
     >>> faster(load=0.5, busy=1.0, workers=1, cpus=8, threads=1)
     1.0
@@ -188,7 +167,6 @@ def faster(load: float, busy: float, workers: int, cpus: float, threads: int, *,
 
 
 def _computed(facts: Facts, measured: Measured, wait: float) -> float:
-    """Estimate the part of the wait in which the loader computes, from the idle time of the training thread."""
     if not facts.idle_share or not measured.steps_seconds:
         return 1.0
     idle = facts.idle_share * measured.seconds * measured.step_seconds / measured.steps_seconds

@@ -6,24 +6,22 @@ from perf_callbacks.kernel.records.summary_parts import GcSummary
 from perf_callbacks.memory.use import GB, MB, Leak, MemoryUse
 
 SOON_HOURS = 100
-"""If a leak will fill memory within this many hours, the finding says how many hours are left."""
+"""Only a leak that fills memory sooner gets a time."""
 
 RARE_PER_SECOND, FREQUENT_PER_SECOND = 500_000, 4_000_000
-"""Limits for the rate of garbage collection, in freed objects per second of collection.
+"""Freed objects per second of collection.
 
-Below the first limit, the collector mostly visits objects in use. Above the second limit, the collector mostly frees
-garbage. In one second, the collector of Python 3.11 either frees 8 to 15 million small objects or visits 20 to 40
-million objects in use.
+Below the first, the collector mostly visits objects in use; above the second, it mostly frees garbage. In one
+second, the collector of Python 3.11 either frees 8 to 15 million small objects or visits 20 to 40 million in use.
 """
 
 CYCLES = "breaking reference cycles: gc.set_debug(gc.DEBUG_SAVEALL) shows which objects are in gc.garbage"
 
 MANY = 100_000
-"""A program counts as growing if at least this many new objects stay in use."""
 
 
 def memory(facts: Facts, _measured: Measured | None) -> Finding | None:
-    """Report a leak of host memory. Without a leak, report that the device's memory was full."""
+    """Without a leak, report that the device's memory was full."""
     if facts.memory is None:
         return None
     if facts.memory.leak is not None:
@@ -32,7 +30,6 @@ def memory(facts: Facts, _measured: Measured | None) -> Finding | None:
 
 
 def uncached(facts: Facts, _measured: Measured | None) -> Finding | None:
-    """Report the environment variable that turns off the cache of device memory. The rule needs no run."""
     if facts.accelerator is None or not facts.uncached:
         return None
     evidence = f"{facts.uncached} is set: torch asks the driver for the memory of each tensor"
@@ -41,15 +38,14 @@ def uncached(facts: Facts, _measured: Measured | None) -> Finding | None:
 
 @timed
 def garbage(facts: Facts, measured: Measured) -> Finding | None:
-    """Report the time of garbage collections that the callback schedules, the program calls, or Python starts."""
-    found = measured.summary.gc
-    if found is None or not found.seconds:
+    collections = measured.summary.gc
+    if collections is None or not collections.seconds:
         return None
-    seconds, count, scheduled = found.seconds, sum(found.collections), found.scheduled_seconds or 0.0
+    seconds, count, scheduled = collections.seconds, sum(collections.collections), collections.scheduled_seconds or 0.0
     low, share = None, seconds / measured.seconds
     evidence = f"Garbage collection took {share:.0%} of the run ({count:,} collections)"
     if scheduled > seconds / 2:
-        evidence, remedy = _scheduled(found, evidence)
+        evidence, remedy = _scheduled(collections, evidence)
     elif facts.collect_seconds > seconds / 2:
         low, share = interrupting(share)
         remedy = "removing calls of gc.collect()"
@@ -61,26 +57,26 @@ def garbage(facts: Facts, measured: Measured) -> Finding | None:
     return finding("gc", share, evidence, remedy, low=low)
 
 
-def _scheduled(found: GcSummary, evidence: str) -> tuple[str, str]:
-    garbage, made = found.scheduled_garbage, found.scheduled_made
+def _scheduled(collections: GcSummary, evidence: str) -> tuple[str, str]:
+    garbage, made = collections.scheduled_garbage, collections.scheduled_made
     evidence = evidence.replace("Garbage collection", "The callback's scheduled garbage collections", 1)
     if garbage is None or made is None:
         return evidence, CYCLES
-    stayed, pace = max(0, made - garbage), garbage / found.seconds
+    stayed, pace = max(0, made - garbage), garbage / collections.seconds
     evidence += f": {garbage:,} objects were garbage, and {stayed:,} new objects stayed"
     if stayed >= max(MANY, garbage / 2) and pace < FREQUENT_PER_SECOND:
         return evidence, "dropping objects that are no longer used, such as lists that grow, or a larger gc_interval"
     return evidence, CYCLES if pace >= RARE_PER_SECOND else "a larger gc_interval: the program has many objects in use"
 
 
-def _leak(found: Leak, available: int | None) -> Finding | None:
-    per_step = "" if found.gb_per_step is None else f" ({found.gb_per_step * GB / MB:.2g} MB per step)"
+def _leak(leak: Leak, available: int | None) -> Finding | None:
+    per_step = "" if leak.gb_per_step is None else f" ({leak.gb_per_step * GB / MB:.2g} MB per step)"
     evidence = (
-        f"Host memory (without pages of files) grew by {found.gb_per_hour:.1f} GB per hour{per_step}, "
-        f"from {found.before_gb:.1f} to {found.after_gb:.1f} GB, and didn't level off"
+        f"Host memory (without pages of files) grew by {leak.gb_per_hour:.1f} GB per hour{per_step}, "
+        f"from {leak.before_gb:.1f} to {leak.after_gb:.1f} GB, and didn't level off"
     )
     if available is not None:
-        hours = (available / GB - found.after_gb + found.before_gb) / found.gb_per_hour
+        hours = (available / GB - leak.after_gb + leak.before_gb) / leak.gb_per_hour
         if 0 < hours < SOON_HOURS:
             evidence += f"; the memory that was free at the start lasts {hours:.2g} h more"
     return finding("memory", None, evidence, "keeping no tensor from step to step: losses.append(loss.item())")

@@ -11,39 +11,32 @@ GIGA = 1e9
 EAGER = 'Attention is not fused (attn_implementation="eager")'
 
 MOST_REASON = 120
-"""A finding quotes at most this many characters of the reason that torch gives for a compilation."""
 
 SHAPED = ("size", "stride", "shape")
-"""If a new shape caused a compilation, torch's reason for it contains one of these words."""
 
 LOW = 0.3
-"""The rule `compiling` advises torch.compile only if HFU in forward, backward and optimizer is below this value."""
+"""torch.compile is advised only if HFU in forward, backward and optimizer is below."""
 
 RECOMPUTED = (0.75, 1.65)
-"""Lower and upper limit for the time of recomputation, divided by an estimate of this time from FLOPs.
+"""Limits for the time of recomputation, divided by its estimate from FLOPs: operations without FLOPs run again too.
 
-Recomputation may take longer than the estimate, because operations without FLOPs run again too. The values come from
-ten Llamas on one thread: `benchmarks/advice_figures.py llama` at 0da62bbb. Six programs of `benchmarks/promises.py`
+From ten Llamas on one thread (`benchmarks/advice_figures.py llama` at 0da62bbb). Six of `benchmarks/promises.py`
 saved 1.05 to 1.63 times the estimate.
 """
 
 FORWARDS = 1.4
-"""Most time of a recomputation, relative to the time of all forwards. Recomputing also builds the autograd graph."""
+"""Most time of a recomputation, relative to all forwards. It also builds the autograd graph."""
 
 FUSED = (0.5, 1.5)
 """Least and most time that fused attention saves, relative to the estimated time of attention.
 
-The values were measured on a CPU, for attention heads of size 16 and 32. Nothing was measured on an accelerator.
+Measured on a CPU, for attention heads of size 16 and 32; nothing was measured on an accelerator.
 """
 
 FUSED_WIDE = (0.0, 0.6)
-"""On a CPU, the factors `FUSED_WIDE` replace `FUSED` if attention heads are wider than `NARROW`.
-
-With wide heads and short sequences, fused attention saves nothing.
-"""
+"""Replaces `FUSED` on a CPU for heads wider than `NARROW`: with short sequences, nothing is saved."""
 
 NARROW = 32
-"""Largest size of a head that counts as narrow."""
 
 SAVED = {
     "Adam": (0.75, 0.68, 0.57),
@@ -53,36 +46,32 @@ SAVED = {
 }
 """Shares of an update's time that `fused=True` saves on a CPU, by optimizer and mean size in `SIZES`.
 
-`benchmarks/optimizers.py` at 0da62bbb measured the shares with torch 2.13 on one thread, for 10 to 400 tensors of 64 to
+`benchmarks/optimizers.py` at 0da62bbb measured them with torch 2.13 on one thread, for 10 to 400 tensors of 64 to
 262,144 elements. SGD means SGD with momentum. Without momentum, `fused=True` saves nothing for large tensors.
 """
 
 UPDATED = (0.9, 1.7)
-"""Least and most gain from a fused update, relative to the gain that `SAVED` predicts.
+"""Least and most gain from a fused update, relative to `SAVED`: it leaves more of the CPU's caches to the model.
 
-In fourteen programs of `benchmarks/promises.py`, a fused update saved 1.0 to 1.7 times the time that `SAVED` predicts.
-A fused update has fewer small operations, so it leaves more of the CPU's caches to the model.
+Fourteen programs of `benchmarks/promises.py` gained 1.0 to 1.7 times what `SAVED` predicts.
 """
 
 RECOMPILED = (0.8, 1.6)
-"""Least and most time saved if all batches have one of a few shapes, relative to the time that torch.compile took.
+"""Least and most gain from few shapes of batches, relative to the time of torch.compile: there are fewer guards too.
 
-Programs of `benchmarks/promises.py` saved 0.95 to 1.53 times the time that torch.compile took. With fewer compiled
-versions, each call also checks fewer guards.
+Programs of `benchmarks/promises.py` saved 0.95 to 1.53 times that time.
 """
 
 PADDED = (0.4, 1.1)
-"""Least and most time that batches of similar lengths save, relative to the estimated time of padding.
+"""Least and most gain from batches of similar lengths, relative to the estimated time of padding.
 
 Small batches take longer per token, and some padding stays. In `benchmarks/promises.py`, nine programs saved 0.44 to
-1.05 times the estimated time of padding.
+1.05 times that time.
 """
 
 MUCH_PADDING = 0.1
-"""The rule `padded` reports padding only if at least this share of the tokens is padding."""
 
 SIZES = (1024, 16_384, math.inf)
-"""For each share in `SAVED`: the largest mean number of elements per tensor for which the share holds."""
 
 REACHED_BEFORE, REACHED_AFTER = 0.7, 0.3
 """Least part of the peak that matrix products are assumed to reach, in float32 and in a faster format.
@@ -95,12 +84,10 @@ _AUTOCAST = {
     "fp16": 'torch.autocast("{device}", torch.float16) with torch.amp.GradScaler',
 }
 _NUMBERS = {"bf16": "bf16", "fp16": "16"}
-"""Names of 16-bit formats in Lightning."""
 
 
 @timed
 def recompute(facts: Facts, measured: Measured) -> Finding | None:
-    """Report activation checkpointing, which runs forwards again. The forward's time gives an estimate of the cost."""
     work = facts.work
     if work is None or not work.hardware_flops:
         return None
@@ -124,7 +111,6 @@ def recompute(facts: Facts, measured: Measured) -> Finding | None:
 
 @timed
 def padded(facts: Facts, measured: Measured) -> Finding | None:
-    """Report padding: the model computes padding tokens, although the mask hides them."""
     tokens, useful = measured.summary.included_tokens, measured.summary.included_useful_tokens
     part = 0.0 if not tokens or useful is None else 1 - useful / tokens
     if part < MUCH_PADDING:
@@ -146,9 +132,8 @@ def padded(facts: Facts, measured: Measured) -> Finding | None:
 def attention(facts: Facts, measured: Measured | None) -> Finding | None:
     """Report eager attention if the model supports fused attention. Before a run, the share is unknown.
 
-    After a run, attention's share of the FLOPs of matrix products gives an estimate of the saving. The real saving may
-    be larger, because memory bandwidth limits eager attention. It may also be smaller, because fused attention takes
-    time too.
+    The estimate is attention's share of the FLOPs of matrix products. The real saving may be larger, because memory
+    bandwidth limits eager attention, or smaller, because fused attention takes time too.
     """
     if facts.attention != "eager" or not facts.sdpa:
         return None
@@ -175,7 +160,7 @@ def attention(facts: Facts, measured: Measured | None) -> Finding | None:
 def optimizer(facts: Facts, measured: Measured) -> Finding | None:
     """Advise the fused form of torch's optimizer. On an accelerator, torch updates many tensors at once anyway.
 
-    Only the optimizer's own update gets faster. Clipping, hooks, the scheduler and `zero_grad` don't get faster.
+    Clipping, hooks, the scheduler and `zero_grad` don't get faster.
     """
     saved = saved_by_fused(facts.optimizer, facts.elements)
     if not saved or facts.fused or facts.accelerator is not None or facts.update_part is None:
@@ -194,20 +179,19 @@ def optimizer(facts: Facts, measured: Measured) -> Finding | None:
 
 @timed
 def recompiling(facts: Facts, measured: Measured) -> Finding | None:
-    """Report the time that torch.compile takes. If a guard fails, for example for a new shape, torch compiles again."""
-    found = facts.compilations
-    if found is None or not found.number:
+    compilations = facts.compilations
+    if compilations is None or not compilations.number:
         return None
-    share = found.seconds / measured.seconds
-    number = "once" if found.number == 1 else f"{found.number:,} times"
+    share = compilations.seconds / measured.seconds
+    number = "once" if compilations.number == 1 else f"{compilations.number:,} times"
     evidence = f"torch.compile took {share:.0%} of the run: it compiled {number}"
     remedy = "a longer run, or TORCHINDUCTOR_CACHE_DIR on a disk that stays, which makes later runs compile faster"
-    if found.repeated:
-        again = "once" if found.repeated == 1 else f"{found.repeated:,} times"
+    if compilations.repeated:
+        again = "once" if compilations.repeated == 1 else f"{compilations.repeated:,} times"
         evidence += f", {again} because a guard failed"
-        evidence += f" ({found.reason[:MOST_REASON]})" if found.reason else ""
+        evidence += f" ({compilations.reason[:MOST_REASON]})" if compilations.reason else ""
         remedy = "TORCH_LOGS=recompiles, which names each guard that fails"
-        if any(word in found.reason for word in SHAPED):
+        if any(word in compilations.reason for word in SHAPED):
             least, most = RECOMPILED
             remedy = f"batches of few shapes, or {_dynamic(facts)}"
             return finding("compile", min(most * share, (share + 1) / 2), evidence, remedy, low=least * share)
@@ -218,7 +202,7 @@ def recompiling(facts: Facts, measured: Measured) -> Finding | None:
 def compiling(facts: Facts, measured: Measured) -> Finding | None:
     """Advise torch.compile if nothing is compiled and HFU is low, on a device with fast 16-bit matrix products.
 
-    With a profile, `busy_time.fusing` and `idle_time.launches` advise torch.compile instead, and estimate the saving.
+    With a profile, `busy_time.fusing` and `idle_time.launches` do so instead, and estimate the saving.
     """
     if facts.half is None or facts.work is None or facts.work.compiled or on_device(facts, measured):
         return None
@@ -234,7 +218,6 @@ def compiled(facts: Facts) -> str:
 
 
 def without_launches(facts: Facts) -> str:
-    """Return the code that compiles the model so that few kernels are launched from Python."""
     mode = '"reduce-overhead"'
     return facts.option("torch_compile_mode", mode) or f"torch.compile(model, mode={mode})"
 
@@ -246,7 +229,6 @@ def _dynamic(facts: Facts) -> str:
 
 
 def precision(facts: Facts, measured: Measured | None) -> Finding | None:
-    """Advise a 16-bit format, or TF32, if most FLOPs are float32 on a device that is faster in these formats."""
     work = facts.work
     if facts.half is None or work is None or not sum(work.by_dtype.values()):
         return None
@@ -272,11 +254,10 @@ def precision(facts: Facts, measured: Measured | None) -> Finding | None:
 def _faster_products(
     facts: Facts, measured: Measured | None, flops: float, before: str, after: str
 ) -> tuple[float | None, float | None]:
-    """Return the largest and the least share of the run that a faster format saves.
+    """Return the largest and the least share of the run that a faster format saves; None: unknown.
 
     Matrix products take at least their FLOPs divided by the peak, and at most all of forward and backward. A 16-bit
-    format also halves the bytes that other operations move. None means that the run is too short, or that a peak is
-    unknown.
+    format also halves the bytes that other operations move.
     """
     peaks = facts.peaks
     old, new = (None if peaks is None else peaks.peak_flops_per_second(name) for name in (before, after))
@@ -292,16 +273,13 @@ def _faster_products(
 
 
 def saved_by_fused(optimizer: str | None, elements: float) -> float:
-    """Return the share of an optimizer's update that `fused=True` saves on a CPU, or 0 if no saving is known."""
+    """On a CPU; 0 if no saving is known."""
     shares = SAVED.get(optimizer or "", ())
     return next((saved for most, saved in zip(SIZES, shares, strict=False) if elements <= most), 0.0)
 
 
 def deterministic(facts: Facts, _measured: Measured | None) -> Finding | None:
-    """Report deterministic algorithms.
-
-    On an accelerator, deterministic algorithms are slower, and torch also fills uninitialized memory.
-    """
+    """On an accelerator, deterministic algorithms are slower, and torch also fills uninitialized memory."""
     if not facts.deterministic or facts.accelerator is None:
         return None
     remedy = (

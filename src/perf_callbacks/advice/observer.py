@@ -39,17 +39,17 @@ from perf_callbacks.trials.results import of_run, with_gains
 ADVICE = "The advice"
 
 EAGER = ("attn_logit_softcapping", "output_attentions")
-"""Names of model settings. Only eager attention supports these settings."""
+"""Only eager attention supports these settings of models."""
 
 QUOTA_PART = 0.5
-"""The advice names the CPU quota only if the quota caused more than half of the training thread's waits for a CPU."""
+"""The CPU quota is named only if it caused more than this part of the training thread's waits for a CPU."""
 
 MOST_WANTED = 3.0
-"""Upper limit for the CPU time that other programs need, divided by the CPU time that other programs get."""
+"""Upper limit for the CPU time that other programs need, divided by what they get."""
 
 
 def begin(recorder: Recorder, training: Training) -> Observer:
-    """Return the observer that gives advice on this fit, or one that says why the fit's facts can't be read."""
+    """If the fit's facts can't be read, return an observer that says why."""
     try:
         facts = read(training.model, training.setup(), integration=recorder.run.door, device=recorder.device)
         facts = replace(facts, gc=recorder.config.gc)
@@ -70,8 +70,6 @@ def begin(recorder: Recorder, training: Training) -> Observer:
 
 
 class _Failed(Observer):
-    """Says that a fit gets no advice, because its facts could not be read."""
-
     def __init__(self, failure: Finding) -> None:
         self._failure = failure
 
@@ -111,11 +109,11 @@ class Advice(Observer):
                 **self._since.facts(),
                 **recorder.observers.facts(),
             )
-            found = with_gains(table.findings(facts, summary, self._fail), self._gains)
+            own = with_gains(table.findings(facts, summary, self._fail), self._gains)
             if summary is None or self._ranks is None:
-                return found
-            self._notes.set(found, self._ranks)
-            return verdict(found, self._notes.others, summary.stragglers)
+                return own
+            self._notes.set(own, self._ranks)
+            return verdict(own, self._notes.others, summary.stragglers)
         except Exception as error:  # noqa: BLE001 advice never ends the run
             let_pass(error)
             self._fail(ADVICE, error)
@@ -140,7 +138,6 @@ class Advice(Observer):
 
 
 def _updates(recorder: Recorder, setup: Setup, facts: Facts) -> UpdateTimes | None:
-    """Return a timer of the optimizer's updates, or None if `fused=True` would save nothing, as on a device."""
     optimizer = next(map(_inner, setup.optimizers), None)
     if facts.fused or recorder.device.type != "cpu" or not saved_by_fused(facts.optimizer, facts.elements):
         return None
@@ -148,15 +145,14 @@ def _updates(recorder: Recorder, setup: Setup, facts: Facts) -> UpdateTimes | No
 
 
 def without_run(device: torch.device) -> tuple[Finding, ...]:
-    """Return the findings that need no measured run."""
     return table.findings(read(None, Setup(), integration="", device=device))
 
 
 def read(model: nn.Module | None, setup: Setup, *, integration: str, device: torch.device) -> Facts:
-    """Read the facts about a fit. The result holds no reference to the fit's objects."""
+    """The result holds no reference to the fit's objects."""
     config = _text(getattr(_inner(model), "config", None))
-    found = devices.device_at(device)
-    features, machine = found.features(), environment.read(device=found)
+    kind = devices.device_at(device)
+    features, machine = kind.features(), environment.read(device=kind)
     optimizer = next(map(_inner, setup.optimizers), None)
     groups = getattr(optimizer, "param_groups", [])
     tensors = [tensor for group in groups for tensor in group["params"] if tensor.requires_grad]
@@ -183,7 +179,9 @@ def read(model: nn.Module | None, setup: Setup, *, integration: str, device: tor
         prefetch=max([loader.prefetch_factor or 2 for loader in loaders], default=2),
         iterable=any([_undivided(loader.dataset) for loader in loaders]),
         # workers of an iterable data set may have to begin anew in each epoch
-        persistent=all([one.persistent_workers or isinstance(one.dataset, IterableDataset) for one in loaders]),
+        persistent=all(
+            [loader.persistent_workers or isinstance(loader.dataset, IterableDataset) for loader in loaders]
+        ),
         attention=getattr(config, "_attn_implementation", None),
         sdpa=bool(getattr(_inner(model), "_supports_sdpa", False))
         and not any([getattr(config, name, None) for name in EAGER]),
@@ -196,22 +194,24 @@ def read(model: nn.Module | None, setup: Setup, *, integration: str, device: tor
         log_every=setup.log_every,
         ddp=_has_ranks(model),
         nan_filter=setup.nan_filter,
-        weights=Counter([tuple(one.shape) for one in model.parameters() if one.dim() > 1] if model is not None else ()),
+        weights=Counter(
+            [] if model is None else [tuple(tensor.shape) for tensor in model.parameters() if tensor.dim() > 1]
+        ),
         vocabulary=_size(config, "vocab_size"),
         head=_head(config),
-        device_type=found.kind,
+        device_type=kind.kind,
         half=features.half,
         tensor_cores=features.tensor_cores,
         multiprocessors=features.multiprocessors,
-        tf32=found.multiplies_in_tf32(),
+        tf32=kind.multiplies_in_tf32(),
         tf32_possible=features.tf32,
-        peaks=peak_rates.lookup(found.name, features.multiprocessors, features.architecture),
-        clocks=found.clocks,
-        blocking=found.blocking,
+        peaks=peak_rates.lookup(kind.name, features.multiprocessors, features.architecture),
+        clocks=kind.clocks,
+        blocking=kind.blocking,
         anomalies=torch.is_anomaly_enabled(),
         deterministic=torch.are_deterministic_algorithms_enabled(),
-        uncached=found.uncached,
-        expandable=found.expandable,
+        uncached=kind.uncached,
+        expandable=kind.expandable,
     )
 
 
@@ -219,12 +219,7 @@ class _Since:
     """CPU times that the system has counted since the fit began."""
 
     def __init__(self, cpus: int | None, sharing: int) -> None:
-        """Begin.
-
-        Args:
-            cpus: Number of CPUs that this process may keep busy.
-            sharing: Number of ranks that share the CPUs on which this process may run.
-        """
+        """Share `cpus` CPUs with the other ranks of the `sharing` that may run on them."""
         self._own, self._sharing = cpus or 0, sharing
         self._used = processes.read()
         self._thread = threading.get_native_id()
@@ -233,11 +228,10 @@ class _Since:
         self._idled, self._throttled = cpu_time.idle(self._cpus), cpu_time.throttled()
 
     def facts(self) -> dict[str, Any]:
-        """Return the facts that change during the fit."""
-        seconds, found = perf_counter() - self._began, self._of_thread()
-        if found is None:
+        seconds, thread = perf_counter() - self._began, self._of_thread()
+        if thread is None:
             return {}
-        ran, queued = found
+        ran, queued = thread
         idle, throttled = self._idle(seconds), cpu_time.throttled()
         stopped = 0.0 if throttled is None or self._throttled is None else throttled - self._throttled
         return {
@@ -249,14 +243,13 @@ class _Since:
         }
 
     def summary(self) -> CpuSummary | None:
-        """Return the summary's part about the CPUs, or None if the system says nothing about them."""
-        seconds, found = perf_counter() - self._began, self._of_thread()
+        seconds, thread = perf_counter() - self._began, self._of_thread()
         idle, load = self._idle(seconds), None
         with suppress(AttributeError, OSError):  # Windows has no load average
             load = os.getloadavg()[0]
         part = CpuSummary(
             cpus=len(self._cpus) or None,
-            no_cpu_share=None if found is None else found.queued / seconds,
+            no_cpu_share=None if thread is None else thread.queued / seconds,
             other_cpus=self._others(idle, seconds),
             idle_cpus=None if idle is None else min(idle, len(self._cpus)),
             load_average=load,
@@ -264,24 +257,21 @@ class _Since:
         return None if part == CpuSummary(cpus=part.cpus) else part
 
     def _of_thread(self) -> cpu_time.CpuTime | None:
-        """Return the CPU time of the training thread since the fit began, or None if unknown."""
         now, before = cpu_time.read(self._thread), self._time
         return None if now is None or before is None or now.ran <= before.ran else now.since(before)
 
     def _left(self, others: float | None, wanted: float) -> float | None:
         """Return the number of the process's CPUs that other programs leave free.
 
-        The CPU time of other programs is all busy time minus the time of this process, its workers and ranks on the
-        same CPUs. The estimate assumes that all ranks are alike. `wanted` is the CPU time that a program needs, divided
-        by the CPU time that the program gets. `wanted` is measured for the training thread, and assumed to be the same
-        for other programs.
+        Other programs have all busy time minus that of this process, its workers, and the ranks on the same CPUs, which
+        are assumed to be alike. `wanted` is the CPU time that a program needs, divided by what it gets, measured for
+        the training thread and assumed for other programs.
         """
         if others is None:
             return None
         return min(self._own, max(0.0, len(self._cpus) - wanted * others) / self._sharing)
 
     def _others(self, idle: float | None, seconds: float) -> float | None:
-        """Return the mean number of the process's CPUs that other programs used, or None if unknown."""
         used = processes.read()
         if idle is None or used is None or self._used is None:
             return None
@@ -289,13 +279,11 @@ class _Since:
         return max(0.0, busy - self._sharing * (used.cpu_seconds - self._used.cpu_seconds) / seconds)
 
     def _idle(self, seconds: float) -> float | None:
-        """Return the mean number of idle CPUs among the CPUs on which this process may run, or None if unknown."""
         idle = cpu_time.idle(self._cpus)
         return None if idle is None or self._idled is None or not self._own else (idle - self._idled) / seconds
 
 
 def _checkpointing(model: nn.Module | None) -> str | None:
-    """Return the name for checkpointing in a model's methods, if the model checkpoints by them."""
     for name in ("activation_checkpointing", "gradient_checkpointing"):  # in transformers 5, and before
         if hasattr(model, f"{name}_disable"):
             return name if getattr(model, f"is_{name}", False) else None
@@ -303,25 +291,23 @@ def _checkpointing(model: nn.Module | None) -> str | None:
 
 
 def _undivided(dataset: object) -> bool:
-    """Return True for an iterable data set of the program. A data set of `datasets` divides its samples itself."""
+    """True for an iterable data set of the program. One of `datasets` divides its samples itself."""
     return isinstance(dataset, IterableDataset) and not type(dataset).__module__.startswith("datasets.")
 
 
 def _threads_code() -> str:
-    """Return the code that sets the number of threads. A program that sets it itself ignores the variable."""
+    """Code that sets the number of threads. A program that sets it itself ignores the variable."""
     wanted = os.environ.get("OMP_NUM_THREADS", "")
     ignored = wanted.isdigit() and int(wanted) != torch.get_num_threads()
     return "torch.set_num_threads({})" if ignored else "OMP_NUM_THREADS={}"
 
 
 def _has_ranks(model: nn.Module | None) -> bool:
-    """Return True if DDP sums the gradients of the model over several ranks."""
     group: Any = getattr(model, "process_group", None)
     return isinstance(model, DistributedDataParallel) and group is not None and group.size() > 1
 
 
 def _text(config: Any) -> Any:
-    """Return the part of a configuration for the language model, or the whole configuration if it has no such part."""
     with suppress(Exception):
         return config.get_text_config()
     return config

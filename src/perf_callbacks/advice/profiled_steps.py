@@ -1,9 +1,7 @@
 """Estimates for the steps without a profiler, from the profiled steps of the same fit.
 
-The profiler makes steps longer, because it works on the host between operations. A device's operations take the usual
-time, so the device's busy time counts in full. The rules limit the device's idle time to the idle time that fits into a
-step without a profiler. On a CPU, the profiler also makes the operations longer. So on a CPU, the rules use parts of
-the profiled steps instead of seconds.
+The profiler works on the host between operations. So a device's busy time counts in full, and its idle time as far as
+it fits into a step without a profiler. On a CPU, operations become longer too: there, parts of the steps count.
 """
 
 from perf_callbacks.advice.facts import Facts, Measured
@@ -11,7 +9,7 @@ from perf_callbacks.kernel.records.profile_record import Profile
 from perf_callbacks.profiles.idle import DATA_CAUSE, HOST, SYNC
 
 LEAST = 0.05
-"""A finding from a profile must reach this share of the run, because a profile shows only a few steps."""
+"""Least share of the run, because a profile shows only a few steps."""
 
 
 class ProfiledSteps:
@@ -23,7 +21,6 @@ class ProfiledSteps:
         self.on_cpu = profile.timeline == "cpu"
 
     def part(self, seconds: float) -> str:
-        """Render a time from the profile as a percentage of the time of the profiled steps."""
         steps = "a profiled step" if self.number == 1 else f"{self.number} profiled steps"
         return f"{seconds / self.profile.span_seconds:.0%} of {steps}"
 
@@ -53,25 +50,25 @@ class ProfiledSteps:
 
 
 def profiled(facts: Facts, measured: Measured) -> ProfiledSteps | None:
-    """Return the profile whose step time is closest to the usual step time, or None if no profile shows the device."""
+    """The profile whose step time is closest to the usual one; None: no profile shows the device."""
     timeline = "cpu" if facts.accelerator is None else "device"
-    known = [one for one in facts.profiles if one.timeline == timeline and one.step_seconds and one.busy_seconds > 0]
-    if not known or not measured.known:
+    profiles = [
+        profile
+        for profile in facts.profiles
+        if profile.timeline == timeline and profile.step_seconds and profile.busy_seconds > 0
+    ]
+    if not profiles or not measured.known:
         return None
-    closest = min(known, key=lambda one: abs((one.step_seconds or 0.0) - measured.step_seconds))
+    closest = min(profiles, key=lambda profile: abs((profile.step_seconds or 0.0) - measured.step_seconds))
     return ProfiledSteps(closest, measured)
 
 
 def on_device(facts: Facts, measured: Measured | None) -> bool:
-    """Return True if a profile shows what the fit's device did.
-
-    A rule that guesses what the device did calls `on_device`, and finds nothing if there is a profile.
-    """
+    """A rule that guesses what the device did finds nothing if a profile shows it."""
     return facts.accelerator is not None and measured is not None and profiled(facts, measured) is not None
 
 
 def unknown_loading(facts: Facts, measured: Measured) -> float:
-    """Return the seconds per step in which the program waits for a DataLoader that the callback doesn't know."""
     steps = profiled(facts, measured)
     if steps is None or measured.stage("data"):
         return 0.0
@@ -82,10 +79,9 @@ def unknown_loading(facts: Facts, measured: Measured) -> float:
 
 
 def slow_code_share(facts: Facts, measured: Measured, part: float) -> float | None:
-    """Return an upper limit for the share of the run in which the device waits for slow code.
+    """Upper limit for the share of the run in which the device waits for slow code; None: no profile shows a device.
 
-    None means that no profile shows a device. `part` is the number of samples with the slow code, divided by the number
-    of all samples.
+    `part` is the part of all samples that have the slow code.
     """
     steps = profiled(facts, measured)
     if steps is None or steps.on_cpu:

@@ -5,14 +5,10 @@ from perf_callbacks.flops.calculator.product_shapes import ALIGNED, Misaligned, 
 from perf_callbacks.kernel.records.fit_records import Finding
 
 MATTERS = 0.1
-"""A rule reports a size if products with this size have at least this share of the FLOPs."""
 
 
 def padding(facts: Facts, _measured: Measured | None) -> Finding | None:
-    """Report the size with the most FLOPs among the sizes that are no multiple of 8.
-
-    Advise a better size, and name its cost.
-    """
+    """Name the cost of the size with the most FLOPs among those that are no multiple of 8."""
     if not facts.tensor_cores or facts.work is None:
         return None
     worst = next(iter(misaligned(facts.work.products)), None)
@@ -24,9 +20,9 @@ def padding(facts: Facts, _measured: Measured | None) -> Finding | None:
 
 
 def tiles(facts: Facts, _measured: Measured | None) -> Finding | None:
-    """Report a matrix product whose last wave of tiles leaves many multiprocessors idle. Advise one wave less.
+    """A matrix product's last wave of tiles leaves many multiprocessors idle: advise one wave less.
 
-    The rule assumes the tiles of the largest kernels. cuBLAS may choose other kernels, so the saving is unknown.
+    The tiles of the largest kernels are assumed. cuBLAS may choose others, so the saving is unknown.
     """
     if not facts.tensor_cores or facts.work is None or facts.multiprocessors is None:
         return None
@@ -34,10 +30,10 @@ def tiles(facts: Facts, _measured: Measured | None) -> Finding | None:
     worst = next(iter(uneven(facts.work.products, facts.multiprocessors, fixed)), None)
     if worst is None or worst.share < MATTERS:
         return None
-    found = worst.waves
+    waves = worst.waves
     evidence = (
-        f"A product of {worst.rows:,} rows with {worst.share:.0%} of the FLOPs has {found.tiles:,} tiles for "
-        f"{facts.multiprocessors} multiprocessors: {found.waves} waves, {found.busy:.1%} busy"
+        f"A product of {worst.rows:,} rows with {worst.share:.0%} of the FLOPs has {waves.tiles:,} tiles for "
+        f"{facts.multiprocessors} multiprocessors: {waves.waves} waves, {waves.busy:.1%} busy"
     )
     return finding("shape", None, evidence, f"micro-batches of {worst.better_rows:,} rows (samples or tokens)")
 

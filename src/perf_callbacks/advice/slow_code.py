@@ -5,30 +5,27 @@ from perf_callbacks.advice.profiled_steps import slow_code_share
 from perf_callbacks.kernel.records.fit_records import Finding
 
 LARGE = 0.1
-"""On a device, slow code is reported if at least this part of all samples shows it.
-
-If the host runs ahead of the device, slow code on the host costs little time.
-"""
+"""Least part of all samples on a device: a host that runs ahead of it loses little time."""
 
 BESIDE = 1.2
-"""Largest saving, relative to the time of the slow code. Other code runs faster without the slow code."""
+"""Largest saving, relative to the time of the slow code. Other code runs faster without it."""
 
 
 @timed
 def forward(facts: Facts, measured: Measured) -> Finding | None:
-    """Report slow code in forward and loss, for example a loop over samples in the loss."""
+    """Also in the loss, for example a loop over samples."""
     return _named("forward", facts, measured)
 
 
 @timed
 def backward(facts: Facts, measured: Measured) -> Finding | None:
-    """Report slow code in hooks of the backward and in the program's own autograd functions."""
+    """In hooks, and in the program's own autograd functions."""
     return _named("backward", facts, measured)
 
 
 @timed
 def optimizer(facts: Facts, measured: Measured) -> Finding | None:
-    """Report slow code in clipping, in hooks of the optimizer and in schedulers."""
+    """In clipping, in hooks and in schedulers."""
     return _named("optimizer", facts, measured)
 
 

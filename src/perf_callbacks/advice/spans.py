@@ -8,13 +8,12 @@ from perf_callbacks.kernel.fit.rarer import Rarer
 from perf_callbacks.kernel.records.fit_records import Finding
 
 ENOUGH = 0.05
-"""Least share of the steps' time at which the rule advises rarer evaluations or checkpoints."""
+"""Share of the steps' time from which on rarer evaluations or checkpoints are advised."""
 
 MOST_SAVED = {EVALUATION: INTERRUPTED[1], CHECKPOINT: 1.6}
-"""Most seconds that a program saves for each second of avoided evaluations or checkpoints.
+"""Most seconds saved per second of avoided spans. After a checkpoint, the operating system still writes to the disk.
 
-After a checkpoint, the operating system still writes to the disk. Ten programs of `benchmarks/promises.py` saved 0.97
-to 1.52 s for each second of avoided checkpoints, and an eleventh program saved 1.93 s.
+Ten programs of `benchmarks/promises.py` saved 0.97 to 1.52 s per second of checkpoints, and an eleventh 1.93 s.
 """
 
 
@@ -27,7 +26,7 @@ def checkpoint(facts: Facts, measured: Measured | None) -> Finding | None:
 
 
 def _rarer(kind: str, noun: str, facts: Facts, measured: Measured | None) -> Finding | None:
-    """Advise rarer evaluations or checkpoints, with at most the share `ENOUGH` of the steps' time."""
+    """Advise rarer spans, with at most the share `ENOUGH` of the steps' time."""
     if measured is None or not measured.seconds or not measured.steps_seconds:
         return None
     summary = measured.summary

@@ -11,22 +11,22 @@ LIVE_REMEDY = "`perf-callbacks watch` or `perf-callbacks show`, which show the s
 
 
 def stall(_facts: Facts, measured: Measured | None) -> Finding | None:
-    """Report the time of all stalls, and the place of the last stall. A stall that still lasts is always reported."""
-    found = None if measured is None else measured.summary.stalls
-    if measured is None or found is None or not found.count or not measured.seconds:
+    """A stall that still lasts is always reported."""
+    stalls = None if measured is None else measured.summary.stalls
+    if measured is None or stalls is None or not stalls.count or not measured.seconds:
         return None
-    share = min(1.0, found.seconds / measured.seconds)
-    if share < WORTH and not found.under_way:
+    share = min(1.0, stalls.seconds / measured.seconds)
+    if share < WORTH and not stalls.under_way:
         return None
-    last, seconds = measured.summary.step, f"{found.seconds:,.0f} s"
-    if found.under_way and found.count == 1:
-        said = f"The training hangs: no step has ended for {seconds} after step {last:,}"
-    elif found.under_way:
-        said = f"The training hangs after step {last:,}: its {found.count:,} stalls took {seconds}"
+    last, seconds = measured.summary.step, f"{stalls.seconds:,.0f} s"
+    if stalls.under_way and stalls.count == 1:
+        what = f"The training hangs: no step has ended for {seconds} after step {last:,}"
+    elif stalls.under_way:
+        what = f"The training hangs after step {last:,}: its {stalls.count:,} stalls took {seconds}"
     else:
-        number = "A stall" if found.count == 1 else f"{found.count:,} stalls"
-        said = f"{number} took {seconds}"
+        number = "A stall" if stalls.count == 1 else f"{stalls.count:,} stalls"
+        what = f"{number} took {seconds}"
     part = f"{share:.0%}" if share >= WORTH else "under 1%"
-    where = f". {found.where.removesuffix('.')}" if found.where else ""
-    remedy = LIVE_REMEDY if found.under_way else REMEDY
-    return Finding(cause=CAUSE, share=share, evidence=f"{said}, {part} of the run{where}", remedy=remedy)
+    where = f". {stalls.where.removesuffix('.')}" if stalls.where else ""
+    remedy = LIVE_REMEDY if stalls.under_way else REMEDY
+    return Finding(cause=CAUSE, share=share, evidence=f"{what}, {part} of the run{where}", remedy=remedy)

@@ -7,13 +7,9 @@ from perf_callbacks.kernel.records.fit_records import Finding
 CAUSE = "startup"
 
 LEAST = 0.25
-"""Startup or the first step is reported if it takes at least this part of the run.
-
-In a run of a minute, a smaller part is usual.
-"""
+"""Least part of the run that is reported. In a run of a minute, a smaller part is usual."""
 
 LEAST_OWN = 0.1
-"""The callback's own FLOP counts are reported if they take at least this share of the run."""
 
 LONGER = "a longer run"
 
@@ -21,12 +17,11 @@ REMEDIES = {
     "data": "preparing the data set once, before training, and opening it quickly",
     "other": "moving this work out of the first step, or a longer run",
 }
-"""For the longest stage of the first step: the remedy. For all other stages, the remedy is `LONGER`."""
 
 
 @timed
 def startup(facts: Facts, measured: Measured) -> Finding | None:
-    """Report the time until the callback was set up. The share refers to all wall time, including startup."""
+    """Time until the callback was set up, as a share of all wall time with the startup."""
     wall = measured.summary.wall_seconds
     seconds = wall.get(STARTUP, 0.0)
     share = seconds / sum(wall.values())
@@ -43,7 +38,7 @@ def startup(facts: Facts, measured: Measured) -> Finding | None:
 
 @timed
 def first_step(facts: Facts, measured: Measured) -> Finding | None:
-    """Report a long first step, its longest stage and its busiest line, unless torch.compile took most of the step."""
+    """Nothing if torch.compile took most of the step."""
     wall, compiled = measured.summary.wall_seconds, facts.compilations
     seconds = wall.get(FIRST_STEP, 0.0) - measured.step_seconds
     share = seconds / measured.seconds
@@ -69,7 +64,6 @@ def first_step(facts: Facts, measured: Measured) -> Finding | None:
 
 @timed
 def counting(_facts: Facts, measured: Measured) -> Finding | None:
-    """Report the time of the callback's own FLOP counts."""
     seconds, flops = measured.summary.wall_seconds.get(FLOP_COUNTING, 0.0), measured.summary.flops
     share = seconds / measured.seconds
     if share < LEAST_OWN:

@@ -1,7 +1,6 @@
 """Blocks of steps, which show how much stages vary, and whether steps become longer.
 
-Neighbouring steps are alike, so they say little about the whole fit. This observer therefore adds up steps in blocks
-and compares the blocks.
+Neighbouring steps are alike, so they say little about the whole fit.
 """
 
 import math
@@ -19,43 +18,34 @@ from perf_callbacks.kernel.records.fit_records import Record, Steps
 STAGES = ("data", "forward", "backward", "optimizer", "communication", "gc", "other")
 
 FEWEST, MOST = 8, 64
-"""A confidence interval needs at least `FEWEST` blocks.
-
-As soon as there are `MOST` blocks, each pair of neighbouring blocks becomes one block.
-"""
+"""Least blocks for a confidence interval. At `MOST` blocks, each pair of neighbours becomes one."""
 
 CHUNK = 2
-"""Number of steps in a block when a fit begins."""
 
 DEVIATIONS = 2.1
 """Half the width of a 95 % confidence interval, in standard errors, for some 20 blocks."""
 
 QUARTER = 4
-"""Drift is looked for only if each quarter of the fit has at least this many blocks."""
 
 LONGER = 0.1
-"""Least relative growth of the step time that counts as drift."""
 
 Sums = tuple[float, ...]
-"""Sums over the steps of a block: seconds, tokens, samples and FLOPs, then the seconds of each of `STAGES`."""
+"""Seconds, tokens, samples and FLOPs of a block, then the seconds of each of `STAGES`."""
 
 AMOUNTS = slice(1, 4)
 FIRST_STAGE = 4
-"""Index of the first stage's seconds in `Sums`. `AMOUNTS` is the slice of `Sums` with tokens, samples and FLOPs."""
+"""Index in `Sums`. `AMOUNTS` is the slice with tokens, samples and FLOPs."""
 
 GROWN = 0.02
 """Longer steps are no drift if the batches grew by more than this part."""
 
 
 class StepBlocks(Observer):
-    """Adds up the measured steps of a fit in blocks of equal length. Keeps the times of the first step."""
+    """Adds up the measured steps in blocks of equal length, and keeps the first step apart."""
 
     def __init__(self) -> None:
         self._blocks: tuple[list[Sums], int] = [], CHUNK
-        """Blocks, and the number of steps in each block.
-
-        Blocks and number are in one tuple, so that another thread never reads new blocks with an old number.
-        """
+        """With the steps of each block: one tuple, so that another thread never reads new blocks with an old number."""
         self._first: Sums = ()
         self._rest: list[Sums] = []  # steps that don't fill a block
 
@@ -74,12 +64,12 @@ class StepBlocks(Observer):
     @override
     def facts(self) -> Mapping[str, Any]:
         blocks, length = self._blocks
-        found: dict[str, Any] = {}
+        results: dict[str, Any] = {}
         if self._first:
-            found["first_seconds"] = dict(zip(STAGES, self._first[FIRST_STAGE:], strict=True))
+            results["first_seconds"] = dict(zip(STAGES, self._first[FIRST_STAGE:], strict=True))
         if len(blocks) >= FEWEST:
-            found |= {"widths": dict(zip(STAGES, widths(blocks), strict=True)), "drift": drift(blocks, length)}
-        return found
+            results |= {"widths": dict(zip(STAGES, widths(blocks), strict=True)), "drift": drift(blocks, length)}
+        return results
 
     def _fill(self) -> None:
         blocks, length = self._blocks
@@ -93,26 +83,24 @@ class StepBlocks(Observer):
 
 
 def widths(blocks: Sequence[Sums]) -> list[float]:
-    """Return the relative error of each stage's share of the step time.
-
-    The error is half the width of the 95 % interval, divided by the share.
+    """Half the width of the 95 % interval of each stage's share of the step time, relative to the share.
 
     >>> [round(width, 2) for width in widths([(10.0, 0, 0, 0, 1.0), (10.0, 0, 0, 0, 3.0)] * 8)]
     [0.27]
     """
     number, whole = len(blocks), math.fsum([block[0] for block in blocks])
-    found = []
+    errors = []
     for place in range(FIRST_STAGE, len(blocks[0])):
         seconds = math.fsum([block[place] for block in blocks])
         share = seconds / whole
         squares = math.fsum([(block[place] - share * block[0]) ** 2 for block in blocks])
         error = math.sqrt(squares * number / (number - 1))
-        found.append(DEVIATIONS * error / seconds if seconds else 0.0)
-    return found
+        errors.append(DEVIATIONS * error / seconds if seconds else 0.0)
+    return errors
 
 
 def drift(blocks: Sequence[Sums], length: int) -> Drift | None:
-    """Return the growth of the step time from the first to the last quarter of the blocks, or None without drift.
+    """Growth from the first to the last quarter of the blocks.
 
     Drift means that steps grow from quarter to quarter although batches don't. Each block of the last quarter must be
     longer than all blocks of the first quarter.
@@ -124,7 +112,9 @@ def drift(blocks: Sequence[Sums], length: int) -> Drift | None:
     quarters = [_sums(blocks[place * quarter : (place + 1) * quarter]) for place in range(3)] + [_sums(last)]
     before, after = quarters[0], quarters[-1]
     part = LONGER * before[0] / 4
-    if after[0] < (1 + LONGER) * before[0] or any(more[0] < less[0] + part for less, more in pairwise(quarters)):
+    if after[0] < (1 + LONGER) * before[0] or any(
+        later[0] < earlier[0] + part for earlier, later in pairwise(quarters)
+    ):
         return None
     if any(late > (1 + GROWN) * early for early, late in zip(before[AMOUNTS], after[AMOUNTS], strict=True)):
         return None

@@ -7,17 +7,17 @@ from perf_callbacks.stragglers import text
 
 @timed
 def straggler(facts: Facts, measured: Measured) -> Finding | None:
-    """Report the slow ranks that cost the job most, and the cause. The share is the cost of all slow ranks."""
-    found = measured.summary.stragglers
-    if found is None or not found.costliest:
+    """The share is the cost of all slow ranks."""
+    stragglers = measured.summary.stragglers
+    if stragglers is None or not stragglers.costliest:
         return None
-    if found.slowdown is None or not found.seconds:  # a single process: other rules name the causes
+    if stragglers.slowdown is None or not stragglers.seconds:  # a single process: other rules name the causes
         return None
-    ranks, cause, seconds, _ = next(found.named())
-    part = sum(found.seconds_by_cause.values()) / found.seconds
+    ranks, cause, seconds, _ = next(stragglers.named())
+    part = sum(stragglers.seconds_by_cause.values()) / stragglers.seconds
     evidence = (
         f"The job waited for slow ranks for {part:.0%} of its steps, longest for {text.rank_names(ranks)}: "
-        f"{text.NAMES[cause]}, {seconds:,.3g} s of {found.seconds:,.3g} s"
+        f"{text.NAMES[cause]}, {seconds:,.3g} s of {stragglers.seconds:,.3g} s"
     )
     remedy = (text.SYNCED_REMEDIES if facts.gc == "sync" else text.REMEDIES)[cause]
     share = part * measured.steps_seconds / measured.seconds
@@ -26,7 +26,6 @@ def straggler(facts: Facts, measured: Measured) -> Finding | None:
 
 @timed
 def uneven_batches(facts: Facts, measured: Measured) -> Finding | None:
-    """Report the time for which ranks with small batches wait for ranks with large batches."""
     lost = measured.summary.stragglers
     seconds = None if lost is None else lost.uneven_batches_seconds
     rebalance = facts.option("train_sampling_strategy", '"batch_rebalance"')
@@ -36,7 +35,6 @@ def uneven_batches(facts: Facts, measured: Measured) -> Finding | None:
 
 @timed
 def uneven_stages(_facts: Facts, measured: Measured) -> Finding | None:
-    """Report the time for which the stages of a pipeline wait for the longest stage."""
     lost = measured.summary.stragglers
     seconds = None if lost is None else lost.uneven_stages_seconds
     cause = "Stages of the pipeline are uneven: the longest made the others wait"
@@ -44,7 +42,6 @@ def uneven_stages(_facts: Facts, measured: Measured) -> Finding | None:
 
 
 def _uneven(measured: Measured, seconds: float | None, cause: str, remedy: str) -> Finding | None:
-    """Report the seconds for which ranks waited because of uneven work."""
     lost = measured.summary.stragglers
     if lost is None or not lost.seconds or not seconds:
         return None

@@ -79,52 +79,48 @@ RULES: tuple[Rule, ...] = (
     host.too_many_threads,
     host.too_few_threads,
 )
-"""All rules. A rule depends only on its arguments. Before a run, only rules that need no times find something."""
+"""A rule depends only on its arguments. Before a run, only rules that need no times find something."""
 
 
 def findings(
     facts: Facts, summary: Summary | None = None, failed: Callable[[str, Exception], object] | None = None
 ) -> tuple[Finding, ...]:
-    """Apply all rules, and return their findings in the order of `ordered`.
-
-    A rule that fails costs its own finding alone, and is itself a finding. `failed` hears of the error.
-    """
+    """A rule that fails costs its own finding alone, and is itself a finding. `failed` hears of the error."""
     on_cpu = facts if facts.accelerator is None else replace(facts, starved_share=None)
     measured = None if summary is None else Measured(summary, on_cpu)  # a device's times don't depend on CPUs
-    found: list[Finding] = []
+    results: list[Finding] = []
     for rule in RULES:
         try:
-            found += filter(None, [rule(facts, measured)])
+            results += filter(None, [rule(facts, measured)])
         except Exception as error:  # noqa: BLE001 facts may be anything
             let_pass(error)
             name = f"The rule `{rule.__name__}` of the advice"
-            found.append(failure(name, error))
+            results.append(failure(name, error))
             if failed is not None:
                 failed(name, error)
-    said = {one.remedy for one in found if one.cause == cpu.CAUSE}
-    found = [one for one in found if one.cause == cpu.CAUSE or one.remedy not in said]
-    return ordered(found, hangs=summary is not None and summary.stalls is not None and summary.stalls.under_way)
+    remedies = {finding.remedy for finding in results if finding.cause == cpu.CAUSE}
+    results = [finding for finding in results if finding.cause == cpu.CAUSE or finding.remedy not in remedies]
+    return ordered(results, hangs=summary is not None and summary.stalls is not None and summary.stalls.under_way)
 
 
 def failure(part: str, error: Exception) -> Finding:
-    """Return the finding that a part of the advice failed: nothing found there doesn't mean that nothing is wrong."""
+    """Nothing found in a failed part doesn't mean that nothing is wrong."""
     remedy = "reporting this as a bug: the log has its traceback"
     return Finding(cause=cards.FAILED, share=None, evidence=f"{part} failed: {describe(error)}", remedy=remedy)
 
 
-def ordered(found: Sequence[Finding], *, hangs: bool) -> tuple[Finding, ...]:
-    """Sort findings by share, the largest share first. Findings without a share come last.
+def ordered(findings: Sequence[Finding], *, hangs: bool) -> tuple[Finding, ...]:
+    """Sort by share, the largest first. Findings without a share come last.
 
-    A stall that still lasts comes before all other findings. Next come surplus threads, because they slow each
-    operation down. A finding `cpu` with a large share comes before the findings in `cpu.INFLATED`. A lack of CPUs makes
-    the times of the findings in `cpu.INFLATED` longer.
+    Before all others come a stall that still lasts, and surplus threads, which slow each operation down. A `cpu` with a
+    large share comes before the findings in `cpu.INFLATED`, whose times a lack of CPUs makes longer.
     """
-    inflated = max([one.share or 0.0 for one in found if one.cause in cpu.INFLATED], default=0.0)
+    inflated = max([finding.share or 0.0 for finding in findings if finding.cause in cpu.INFLATED], default=0.0)
 
-    def rank(one: Finding) -> tuple[bool, bool, float, bool]:
-        share = -1.0 if one.share is None else one.share
-        starved = one.cause == cpu.CAUSE and share >= cpu.LARGE * inflated
-        first = hangs and one.cause == stall.CAUSE
-        return first, one.cause == cpu.THREADS, max(share, inflated) if starved else share, starved
+    def rank(finding: Finding) -> tuple[bool, bool, float, bool]:
+        share = -1.0 if finding.share is None else finding.share
+        starved = finding.cause == cpu.CAUSE and share >= cpu.LARGE * inflated
+        first = hangs and finding.cause == stall.CAUSE
+        return first, finding.cause == cpu.THREADS, max(share, inflated) if starved else share, starved
 
-    return tuple(sorted(found, key=rank, reverse=True))
+    return tuple(sorted(findings, key=rank, reverse=True))

@@ -3,20 +3,17 @@
 from perf_callbacks.advice.facts import Facts, Measured, finding, timed
 from perf_callbacks.kernel.process import device_use
 from perf_callbacks.kernel.records.fit_records import Finding
-from perf_callbacks.memory.device_readings import HEAT, Lowered
+from perf_callbacks.memory.device_readings import HEAT, ClockLimit
 
 CAUSE = "throttle"
 
 ENOUGH_READINGS, ENOUGH_LOWERED = 6, 3
-"""Smallest number of readings of the device's clock for a finding, and how many of them must show a lowered clock.
-
-The callback takes a reading every ten seconds.
-"""
+"""Readings of the device's clock, and those with a lowered clock. There is one every ten seconds."""
 
 MUCH_LOWER = 0.6
-"""The rule reports the power limit as the cause only if the mean clock is below this part of the maximum.
+"""The power limit is the cause only if the mean clock is below this part of the maximum.
 
-At full load, a device often reaches its power limit. A power limit below the default is reported in any case.
+At full load, a device often reaches it. A power limit below the default is reported in any case.
 """
 
 REMEDIES = {
@@ -31,27 +28,23 @@ REMEDIES = {
         "`nvidia-smi -rgc`, which resets locked clocks, or `-rac`, which resets application clocks",
     ),
 }
-"""For each cause: the subject of the evidence, and the remedy. The power limit is not in this table."""
 
 
 @timed
 def throttled(facts: Facts, _measured: Measured) -> Finding | None:
-    """Report the cause that lowered the device's clock most.
-
-    The share is an upper bound: work that waits for memory or for the host doesn't depend on the clock.
-    """
+    """The cause that lowered the clock most. Work that waits for memory or the host doesn't depend on the clock."""
     if facts.accelerator is None or facts.readings is None:
         return None
     by_cause, readings = facts.readings.lowered, facts.readings.clocked  # in this order: a side thread adds readings
     if readings < ENOUGH_READINGS:
         return None
-    found = [
+    reasons = [
         _finding(cause, lowered, readings) for cause, lowered in by_cause.items() if lowered.readings >= ENOUGH_LOWERED
     ]
-    return max(filter(None, found), key=lambda one: one.share or 0.0, default=None)
+    return max(filter(None, reasons), key=lambda finding: finding.share or 0.0, default=None)
 
 
-def _finding(cause: str, lowered: Lowered, readings: int) -> Finding | None:
+def _finding(cause: str, lowered: ClockLimit, readings: int) -> Finding | None:
     share: float | None = lowered.lost / readings
     if cause == device_use.POWER_CAP:
         limit, default = lowered.limit_watts, lowered.default_limit_watts

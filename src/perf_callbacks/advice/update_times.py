@@ -17,20 +17,17 @@ from perf_callbacks.kernel.foreign_errors import let_pass
 from perf_callbacks.kernel.process.patches import Patches
 
 SKIPPED, TIMED = 2, 20
-"""Number of updates that are skipped at first, and number of updates that are then timed.
-
-The first updates take longer, because they create the optimizer's state.
-"""
+"""Updates. The first ones take longer, because they create the optimizer's state."""
 
 
 OPTIMIZER = STAGES.index(Stage.OPTIMIZER)
 
 
 class UpdateTimes(Observer):
-    """Compares the time of some calls of an optimizer's `step` with the stage `optimizer` in the same training steps.
+    """Compares some calls of an optimizer's `step` with the stage `optimizer` in the same training steps.
 
-    The comparison stays valid if the machine becomes slower later. The observer replaces the method `step` instead of
-    adding hooks, because torch can't remove a hook while hooks run.
+    So the comparison stays valid if the machine becomes slower later. The method is replaced, because torch can't
+    remove a hook while hooks run.
     """
 
     def __init__(self, recorder: Recorder, optimizer: torch.optim.Optimizer) -> None:
@@ -62,7 +59,7 @@ class UpdateTimes(Observer):
         return {"update_part": min(1.0, median(self._seconds) / stage) if self._seconds and stage > 0 else None}
 
     def _timing(self, step: Callable[..., Any]) -> Callable[..., Any]:
-        """Return a wrapper that times `step`. The wrapper keeps neither the fit nor this observer alive."""
+        """The wrapper keeps neither the fit nor this observer alive."""
         clock, ended, tracing = self._recorder.clock, WeakMethod(self._ended), torch.compiler.is_dynamo_compiling
 
         @functools.wraps(step)
@@ -73,9 +70,9 @@ class UpdateTimes(Observer):
             try:
                 return step(optimizer, *args, **kwargs)
             finally:
-                found = ended()
-                if found is not None:
-                    found(began)
+                update = ended()
+                if update is not None:
+                    update(began)
 
         return timed
 
@@ -94,12 +91,10 @@ class UpdateTimes(Observer):
             let_pass(error)
 
     def _update(self, began: float, ended: float) -> float:
-        """Return the seconds of the optimizer's update in a call of `step`.
+        """Return the seconds of the update in a call of `step` that began and ended at these times.
 
-        `began` and `ended` are the times at which the call of `step` began and ended. In Lightning, `step` also runs
-        forward and backward, so the update begins with the stage `optimizer`. In a plain loop, one hook of the
-        optimizer begins the stage `optimizer`, and another hook ends the training step. The update lies between the two
-        hooks.
+        In Lightning, `step` also runs forward and backward, so the update begins with the stage `optimizer`. In a plain
+        loop, one hook of the optimizer begins this stage, and another ends the step; the update lies between them.
         """
         pairs = self._recorder.tape.pairs
         for mark, time in zip(pairs[-2::-2], pairs[::-2], strict=False):

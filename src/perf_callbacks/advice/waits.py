@@ -16,19 +16,15 @@ NO_SYNC = {
 """Code in which DDP doesn't reduce gradients, in the methods of a trainer or in a loop."""
 
 LOGGING_SAVED = 2.4
-"""Largest saving from rarer logging, relative to the time of logging.
+"""Largest saving from rarer logging, relative to its time: other code runs faster too.
 
-Other code also runs faster without logging. In `benchmarks/promises.py`, programs saved up to 2.3 times the time of
-logging.
+Programs of `benchmarks/promises.py` saved up to 2.3 times the time of logging.
 """
 
 
 @timed
 def logging(facts: Facts, measured: Measured) -> Finding | None:
-    """Report code that reads values from tensors in each step, for example with `.item()`.
-
-    The reported share includes the Python code around the reads.
-    """
+    """Code that reads values in each step, such as `.item()`. The share includes the Python code around it."""
     if not reads_each_step(facts):
         return None
     line = None if facts.log_every == 1 else _read_most(facts)
@@ -44,12 +40,10 @@ def logging(facts: Facts, measured: Measured) -> Finding | None:
 
 
 def reads_each_step(facts: Facts) -> bool:
-    """Return True if each step reads values from tensors, so that the rule `logging` applies."""
     return facts.log_every == 1 or _read_most(facts) is not None
 
 
 def waits_part(facts: Facts) -> float:
-    """Return the part of the stage other in which the program waits, but not for the values that it reads."""
     wait, work = facts.host_wait, facts.work
     if wait is None:
         return 0.0
@@ -59,37 +53,29 @@ def waits_part(facts: Facts) -> float:
 
 
 def _read_most(facts: Facts) -> str | None:
-    """Return the line that reads values from tensors most often in a step, or None if no line does."""
-    found = None if facts.work is None else _most_frequent(facts.work.values_read)
-    return None if found is None else found[0]
+    read = None if facts.work is None else _most_frequent(facts.work.values_read)
+    return None if read is None else read[0]
 
 
 def reading(facts: Facts, measured: Measured | None) -> Finding | None:
-    """Report the line that reads from the device most often in a step, unless a profile exists.
-
-    If a profile exists, the rule `idle_time.waiting` reports the waits for the device.
-    """
-    found = most_frequent_read(facts)
-    if facts.accelerator is None or found is None or on_device(facts, measured):
+    """Where a profile exists, `idle_time.waiting` reports the waits for the device instead."""
+    read = most_frequent_read(facts)
+    if facts.accelerator is None or read is None or on_device(facts, measured):
         return None
-    line, count = found
+    line, count = read
     times = "once" if count == 1 else f"{count:,} times"
     evidence = f"The host waits for the device {times} per step, to read from it in {line}"
     return finding("sync", None, evidence, "keeping values on the device until they are logged", line=line)
 
 
 def most_frequent_read(facts: Facts) -> tuple[str, int] | None:
-    """Return the line that reads most often from the device in a step, and the number of reads.
-
-    Lines of installed packages don't count. The function returns None if no line is known.
-    """
+    """Line and number of the most frequent reads from the device in a step, without installed packages."""
     reads = {} if facts.work is None else facts.work.reads
     return _most_frequent({line: count for line, count in reads.items() if "site-packages" not in line})
 
 
 @timed
 def nan_filter(facts: Facts, measured: Measured) -> Finding | None:
-    """Report the filter of the Hugging Face `Trainer` that reads each micro-batch's loss from the device."""
     if facts.accelerator is None or not facts.nan_filter or on_device(facts, measured):
         return None
     evidence = "logging_nan_inf_filter reads the loss from the device in each micro-batch"
@@ -99,7 +85,7 @@ def nan_filter(facts: Facts, measured: Measured) -> Finding | None:
 def reducing(facts: Facts, measured: Measured | None) -> Finding | None:
     """Advise `no_sync` if DDP sums gradients over ranks more than once per step.
 
-    If there is a profile, `busy_time.collectives` gives this advice, with the time that collectives take.
+    With a profile, `busy_time.collectives` gives this advice, with the time that collectives take.
     """
     if not facts.ddp or facts.work is None or facts.work.reductions <= 1:
         return None
@@ -110,20 +96,17 @@ def reducing(facts: Facts, measured: Measured | None) -> Finding | None:
 
 
 def no_sync(facts: Facts) -> str:
-    """Return the code with which DDP reduces gradients once per step, not after each micro-batch."""
     once = facts.option("accelerator_config", '{"gradient_accumulation_kwargs": {"sync_each_batch": False}}')
     call = NO_SYNC.get(facts.integration, "model.no_sync()")
     return once or f"with {call}: around all micro-batches but the last"
 
 
 def blocking(facts: Facts, _measured: Measured | None) -> Finding | None:
-    """Report the environment variable that makes the host wait for each kernel."""
     if facts.blocking is None:
         return None
     return finding("sync", None, f"{facts.blocking} makes the host wait for each kernel", f"unsetting {facts.blocking}")
 
 
 def _most_frequent(reads: Mapping[str, int]) -> tuple[str, int] | None:
-    """Return the line with the most reads, without its directory, and the number of reads. None without reads."""
     line = max(reads, key=reads.__getitem__, default=None)
     return None if line is None else (line.rpartition("/")[2], reads[line])

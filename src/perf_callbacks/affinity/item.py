@@ -1,8 +1,4 @@
-"""The checklist item `affinity`: a rank runs on CPUs near its GPU.
-
-A thread on another socket than the GPU reaches the GPU only over the link between the sockets. The item only removes
-CPUs from the set on which the rank may run, and never adds CPUs.
-"""
+"""The checklist item `affinity`: a rank runs on those CPUs of its set that are near its GPU."""
 
 import weakref
 
@@ -16,26 +12,24 @@ from perf_callbacks.kernel.process.cpu_sets import Choice, CpuFacts, Cpus, choos
 from perf_callbacks.kernel.records.fit_records import APPLIED, Checklist
 from perf_callbacks.kernel.settings.config import PerfConfig
 
-SPARE = 2
-"""Number of CPUs that `affinity="auto"` wants for training threads, in addition to one CPU per loader worker."""
+SPARE = 2  # CPUs that `affinity="auto"` wants for training threads, besides one per loader worker
 
 
 SLUG = "affinity"
 
 
 def decide(environment: Environment, config: PerfConfig) -> Checklist:
-    """Decide on which CPUs the rank may run."""
     facts = environment.cpu_facts
     if facts is None:
         why = environment.cpus_unknown or "this system does not bind threads to CPUs"
         return Checklist(item=SLUG, status=NOT_APPLICABLE, why=why)
     choice = choose(config.affinity, facts) if config.affinity != "off" else Choice(None, "affinity=off")
-    status, after, more = _outcome(choice.cpus, facts, config)
-    return Checklist(item=SLUG, status=status, before=_before(facts), after=after, why=choice.why + more)
+    status, after, addition = _outcome(choice.cpus, facts, config)
+    return Checklist(item=SLUG, status=status, before=_before(facts), after=after, why=choice.why + addition)
 
 
 def _outcome(cpus: Cpus | None, facts: CpuFacts, config: PerfConfig) -> tuple[str, str | None, str]:
-    """Return the item's status, the new state, and a text to append to the reason."""
+    """Return the status, the new state, and a text to append to the reason."""
     if cpus is None:
         return (SKIPPED if config.affinity == "off" else NOT_APPLICABLE), None, ""
     if not cpus:
@@ -59,12 +53,12 @@ def _before(facts: CpuFacts) -> str:
     return _named(facts.mask) + bound + quota
 
 
-class Claim:
+class AffinityClaim:
     """Claim by which a fit binds the threads of the process to CPUs."""
 
 
-class Bound(ActiveItem):
-    """Binds all threads of the process to CPUs, until `closed` is called."""
+class CpuBinding(ActiveItem):
+    """Binds all threads of the process to CPUs, until `closed`."""
 
     slug = SLUG
 
@@ -72,7 +66,7 @@ class Bound(ActiveItem):
         super().__init__()
         facts = fit.environment.cpu_facts
         cpus = choose(fit.config.affinity, facts).cpus if facts is not None else None
-        self._claim = Claim()
+        self._claim = AffinityClaim()
         self._let_go = weakref.finalize(self, AFFINITY.let_go, self._claim)  # at exit too
         AFFINITY.bind(self._claim, cpus or frozenset())
 
@@ -83,4 +77,4 @@ class Bound(ActiveItem):
         self._let_go.detach()
 
 
-ITEM = Item(SLUG, decide, Bound)
+ITEM = Item(SLUG, decide, CpuBinding)

@@ -1,6 +1,6 @@
 """Ledger of runs: a file in the user's cache directory with one line of JSON for each run.
 
-Several processes may append lines at once. `read` skips incomplete lines, and lines with values of a wrong type.
+Several processes may append at once. `read` skips incomplete lines, and lines with values of a wrong type.
 """
 
 import hashlib
@@ -20,16 +20,12 @@ from perf_callbacks.report.run_figures import RunFigures
 from perf_callbacks.trials.plan import Identity
 
 MOST_LINES = 1000
-"""Number of lines that remain when the ledger is shortened. The newest lines remain."""
+"""The newest lines that remain when the ledger is shortened."""
 
 MOST_BYTES = 4_000_000
-"""Largest size of the ledger in bytes.
-
-`append` shortens a larger file, and `read` reads only the end of a larger file.
-"""
+"""`append` shortens a larger file, and `read` reads only the end of a larger file."""
 
 LONGEST_LINE = 20_000
-"""Size of the longest line that is read or written, in bytes."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -37,14 +33,10 @@ class LedgerLine:
     """One run in the ledger."""
 
     key: str
-    """Key that runs share if they have the same program, model, batch, device and number of ranks."""
+    """Shared by runs with the same program, model, batch, device and number of ranks."""
     run: RunFigures
-    """Mean step time and other numbers of the whole run."""
     early: RunFigures | None = None
-    """Figures of the first steps.
-
-    A later run compares its own first steps with these figures. None means that the run was too short.
-    """
+    """Figures of the first steps, with which a later run compares its own; None: the run was too short."""
 
 
 def path() -> Path:
@@ -52,9 +44,9 @@ def path() -> Path:
 
 
 def key(run: Run) -> str:
-    """Return the ledger's key for a run. The path of the program's file is part of the key."""
-    known = (
-        Identity.of(run).program,
+    """The path of the program's file is part of the key."""
+    parts = (
+        Identity.from_run(run).program,
         run.model,
         run.parameters,
         run.batch,
@@ -63,14 +55,14 @@ def key(run: Run) -> str:
         run.world_size,
         run.door,
     )
-    return hashlib.sha256(msgspec.json.encode(known)).hexdigest()[:16]
+    return hashlib.sha256(msgspec.json.encode(parts)).hexdigest()[:16]
 
 
 def append(line: LedgerLine, file: Path) -> None:
-    """Append a line to the ledger, unless the line is too long. Raise `OSError` if the file can't be written.
+    """Append a line unless it is too long. Raise `OSError` if the file can't be written.
 
-    No process waits for a lock. If a line is appended just while another process shortens the ledger, the line is lost.
-    On a file system without locks, two processes may shorten the ledger at once, and lines are lost too.
+    No process waits for a lock. A line that is appended just while another process shortens the ledger is lost. On a
+    file system without locks, two processes may shorten the ledger at once, and lines are lost too.
     """
     data = _encoded(line)
     if len(data) > LONGEST_LINE:
@@ -90,7 +82,7 @@ def append(line: LedgerLine, file: Path) -> None:
 
 
 def read(file: Path) -> list[LedgerLine]:
-    """Read the lines of the ledger, oldest first. Return an empty list if the file can't be read."""
+    """Return the lines, oldest first; none if the file can't be read."""
     data = b""
     with suppress(OSError), journal_file.opened(file, "r") as ledger:
         size = ledger.seek(0, os.SEEK_END)
@@ -101,22 +93,16 @@ def read(file: Path) -> list[LedgerLine]:
 
 
 def last(lines: Iterable[LedgerLine], wanted: str, number: int, *, besides: str) -> Sequence[LedgerLine]:
-    """Return the newest lines that have a given key and early figures, oldest first.
+    """Return the newest lines of a key with early figures, oldest first, but none of the run with the id `besides`.
 
-    For a run with several attempts, only the line of the newest attempt is returned.
-
-    Args:
-        lines: Lines of the ledger, oldest first.
-        wanted: The key.
-        number: Largest number of lines to return.
-        besides: Id of the current run. Lines of the current run are left out.
+    Of a run with several attempts, only the newest attempt counts.
     """
-    found = {
+    newest = {
         line.run.run_id: line
         for line in lines
         if line.key == wanted and line.run.run_id != besides and line.early is not None
     }
-    return [*found.values()][-number:]
+    return [*newest.values()][-number:]
 
 
 def _encoded(line: LedgerLine) -> bytes:

@@ -1,7 +1,4 @@
-"""Comparison of a running fit with its baseline, which is shown in a line after the first steps.
-
-When the fit ends, the observer adds the run to the ledger.
-"""
+"""Comparison of a running fit with its baseline, shown after the first steps. At its end, the ledger gets the run."""
 
 import os
 from collections.abc import Callable, Sequence
@@ -11,7 +8,7 @@ from typing_extensions import override
 
 from perf_callbacks.baseline import ledger
 from perf_callbacks.baseline.ledger import LedgerLine
-from perf_callbacks.baseline.standing import line, standing
+from perf_callbacks.baseline.standing import against_runs, line
 from perf_callbacks.kernel.engine.observer import Observer
 from perf_callbacks.kernel.failures import guard, logs
 from perf_callbacks.kernel.fit.recorder import Recorder, log
@@ -21,27 +18,21 @@ from perf_callbacks.kernel.process.watchdog import WATCHDOG
 from perf_callbacks.kernel.records.fit_records import Record, Summary
 from perf_callbacks.report import run_figures
 from perf_callbacks.report.run_figures import RunFigures
-from perf_callbacks.trials import turn
+from perf_callbacks.trials import process
 
 EARLY_STEPS = 100
-"""A run is compared with its baseline after at least this many measured steps."""
 
 EARLY_SECONDS = 10.0
-"""The compared steps must last at least this many seconds. In their first second, even equal runs differ much."""
+"""Least duration of the compared steps. In their first second, even equal runs differ much."""
 
 RUNS = 5
-"""Largest number of runs in a baseline."""
 
 CLOSE_SECONDS = 1.0
-"""Longest time in seconds for which the end of a fit waits for the write to the ledger."""
 
 
 def begin(recorder: Recorder, training: Training) -> "BaselineWatch | None":
-    """Return the observer that compares this fit with its baseline, or None if the fit is not compared.
-
-    Only rank 0 compares. A fit in a trial or without a journal is not compared.
-    """
-    if recorder.run.rank != 0 or not recorder.config.journal or turn.of_process() is not None:
+    """None if the fit is not compared: on other ranks than 0, in a trial, or without a journal."""
+    if recorder.run.rank != 0 or not recorder.config.journal or process.current_trial() is not None:
         return None
     watch = BaselineWatch(recorder, training.show)
     with suppress(RuntimeError):  # no thread available: no line, neither on the console nor in the ledger
@@ -55,7 +46,7 @@ class BaselineWatch(Observer):
     """Compares a fit with its baseline on the watchdog's thread.
 
     A disk may hang, so short-lived threads read the baseline and write the ledger. The training thread waits for a
-    disk only at the end of the fit, until the ledger is written.
+    disk only at the end of the fit.
     """
 
     def __init__(self, recorder: Recorder, show: Callable[[str], object]) -> None:
@@ -66,7 +57,6 @@ class BaselineWatch(Observer):
         self._known, self._ended = recorder.config.baseline is None, False
 
     def read(self) -> None:
-        """Read the runs of the baseline. This method runs on a separate thread."""
         with guard(logs(log.info, "perf_callbacks: no baseline: %s.")):
             run = self._recorder.run
             lines = ledger.last(ledger.read(self._file), ledger.key(run), RUNS, besides=run.run_id)
@@ -74,7 +64,6 @@ class BaselineWatch(Observer):
         self._known = True
 
     def tick(self, now: float) -> bool:  # noqa: ARG002 what counts is the number of steps
-        """Compare the run's first steps with the baseline as soon as enough steps are measured."""
         if self._ended:
             return False
         if self._early is None:
@@ -86,17 +75,14 @@ class BaselineWatch(Observer):
         return False
 
     def _first_steps(self) -> RunFigures | None:
-        """Return the figures of the first steps.
-
-        Return None if too few steps are measured, or if the steps can't be read now.
-        """
+        """None: too few steps are measured, or the steps can't be read now."""
         recorder = self._recorder
         if recorder.step - recorder.run.step <= EARLY_STEPS:
             return None
         summary = recorder.engine.interim_summary(recorder.clock())
         if summary is None or summary.included_steps < EARLY_STEPS:
             return None
-        figures = run_figures.of(recorder.run, summary)
+        figures = run_figures.from_records(recorder.run, summary)
         long = (figures.step_seconds or 0.0) * figures.steps >= EARLY_SECONDS
         return figures if long else None
 
@@ -112,13 +98,13 @@ class BaselineWatch(Observer):
                 thread.join(CLOSE_SECONDS)
 
     def _compare(self, early: RunFigures) -> None:
-        found = standing(early, self._baseline)
-        if found is None:
+        result = against_runs(early, self._baseline)
+        if result is None:
             return
-        text = line(found)
+        text = line(result)
         self._show(text)
-        if found.slower:
-            details = {"text": text, "change": found.change.change, "runs": found.runs}
+        if result.slower:
+            details = {"text": text, "change": result.change.change, "runs": result.runs}
             self._recorder.observers.happened("regression", details)
 
     def _append(self, summary: Summary) -> None:
@@ -126,5 +112,5 @@ class BaselineWatch(Observer):
             run, journal = self._recorder.run, self._recorder.journal_path
             directory = None if journal is None else str(journal.parent.parent.absolute())
             state = "ended" if summary.failure is None else "failed"
-            figures = run_figures.of(run, summary, directory=directory, state=state)
+            figures = run_figures.from_records(run, summary, directory=directory, state=state)
             ledger.append(LedgerLine(key=ledger.key(run), run=figures, early=self._early), self._file)

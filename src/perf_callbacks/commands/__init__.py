@@ -33,16 +33,15 @@ from perf_callbacks.version import __version__
 
 
 class Command(Protocol):
-    """Interface of a command's module."""
+    """A command's module."""
 
     SUMMARY: str
-    """Description of the command in the list of commands."""
 
     def add_arguments(self, parser: argparse.ArgumentParser, /) -> None:
         """Add the command's arguments."""
 
     def run(self, arguments: argparse.Namespace, /) -> int:
-        """Run the command and return its exit status. Raise `ConfigError` for settings that make no sense."""
+        """Return the exit status. Raise `ConfigError` for settings that make no sense."""
         ...
 
 
@@ -67,7 +66,7 @@ COMMANDS: dict[str, Command] = {
     "memory": memory,
     "goodput": goodput,
 }
-"""All commands by name, in the order in which the help lists them."""
+"""In the order in which the help lists them."""
 
 GONE = {
     "config": "write the section perf_callbacks into accelerate's config by hand, as docs/accelerate-config.md shows",
@@ -81,7 +80,6 @@ PIPE_CLOSED = 141
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    """Run the command that the command line names, and return the exit status."""
     try:
         try:
             return _run(words)

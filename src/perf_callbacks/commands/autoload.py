@@ -18,7 +18,7 @@ LINE = (
     'import os; exec("try:\\n import perf_callbacks.autoload as a; a.arm_if_asked()\\nexcept Exception: pass") '
     'if os.environ.get("PERF_CALLBACKS", "0") not in ("", "0") else None\n'
 )
-"""Python runs this line at startup. The line does nothing if PERF_CALLBACKS is not set or the package is missing."""
+"""Python runs this line at startup. It does nothing if PERF_CALLBACKS is not set or the package is missing."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -30,7 +30,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """For `enable`, write the .pth file. For `disable`, remove the .pth file. Always print the state of autoload."""
     try:
         if arguments.action == "enable":
             place().mkdir(parents=True, exist_ok=True)
@@ -47,17 +46,15 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def state() -> str:
-    """Return a sentence about the state of autoload: off, on, or without effect."""
-    found = files()
-    if not found:
+    paths = files()
+    if not paths:
         return "Autoload is off."
     if not works():
-        return f"Autoload has no effect: Python does not import perf_callbacks from {found[0]}."
-    return f"Autoload is on: {found[0]}"
+        return f"Autoload has no effect: Python does not import perf_callbacks from {paths[0]}."
+    return f"Autoload is on: {paths[0]}"
 
 
 def place() -> Path:
-    """Return the site directory for the .pth file. The directory of the package is preferred."""
     package = Path(perf_callbacks.__file__).parents[1]
     if package in directories():
         return package
@@ -71,13 +68,12 @@ def directories() -> list[Path]:
 
 
 def files() -> list[Path]:
-    """Return the paths of all copies of the .pth file in the site directories."""
     places = dict.fromkeys([*directories(), place()])
     return [directory / FILE for directory in places if (directory / FILE).is_file()]
 
 
 def works() -> bool:
-    """Return True if a new Python process imports `perf_callbacks.autoload` at its start."""
+    """A new Python process imports `perf_callbacks.autoload` at its start."""
     look = "import sys; sys.exit(0 if 'perf_callbacks.autoload' in sys.modules else 1)"
     environ = {**os.environ, "PERF_CALLBACKS": "1"}
     return subprocess.run([sys.executable, "-c", look], env=environ, check=False).returncode == 0  # noqa: S603 ours

@@ -42,9 +42,8 @@ _COLUMNS = {
     "threads": "threads",
     "status": "affinity",
 }
-"""Heading of each field of a rank."""
 PATIENCE_SECONDS = 20.0
-"""Seconds to wait for the store in which the ranks of a machine meet, and then for the note of each rank."""
+"""For the store in which the ranks of a machine meet, and then for the note of each rank."""
 
 LATER = (
     "A training would measure the peak for MFU; `perf-callbacks check --measure` measures it now, and keeps the device "
@@ -53,7 +52,6 @@ LATER = (
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the command's arguments."""
     parser.epilog = (
         "Settings come from the environment (PERF_CALLBACKS_...) and from the file that PERF_CALLBACKS_CONFIG names. "
         "The command changes nothing but the user's cache of measured peaks. "
@@ -70,7 +68,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print the checklist, the advice and the peak for a training on this machine."""
     from perf_callbacks import checklist  # noqa: PLC0415 other commands do without torch
     from perf_callbacks.advice import observer as advising  # noqa: PLC0415 as above
     from perf_callbacks.flops.peaks import peak_source  # noqa: PLC0415 as above
@@ -124,7 +121,6 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _device_notes(here: "torch.device", refused: str | None) -> Iterator[str]:
-    """Yield a sentence for each problem with GPUs, for example if a GPU doesn't answer or MIG divides a GPU."""
     from perf_callbacks.kernel.process import device  # noqa: PLC0415 other commands do without torch
 
     if not device.may_be_nvidia(here):
@@ -149,7 +145,7 @@ def _device_notes(here: "torch.device", refused: str | None) -> Iterator[str]:
 
 
 def _binding(rows: Sequence[Checklist], environment: "Environment", mode: str) -> dict[str, Any]:
-    """Return the GPU and the CPUs of this rank, for `bindings_table` and JSON. A field that is None is unknown."""
+    """GPU and CPUs of this rank, for `bindings_table` and JSON."""
     from perf_callbacks.kernel.fit.item import FORESEEN  # noqa: PLC0415 other commands do without this module
     from perf_callbacks.kernel.process.cpu_masks import AFFINITY  # noqa: PLC0415
 
@@ -178,7 +174,7 @@ def _binding(rows: Sequence[Checklist], environment: "Environment", mode: str) -
 
 
 def bindings_table(ranks: Sequence[Mapping[str, object]]) -> str:
-    """Render the GPU and the CPUs of each rank. A field that is missing or None shows as a dash.
+    """A field that is missing or None shows as a dash.
 
     >>> print(bindings_table([{"rank": 0, "cpus": "0-7", "cpus_in_training": "0-3", "status": "to be applied"}]))
     rank  GPU  NUMA  CPUs  in a training  threads  affinity
@@ -189,7 +185,7 @@ def bindings_table(ranks: Sequence[Mapping[str, object]]) -> str:
 
 
 def _gathered(mine: dict[str, Any], local: tuple[int, int]) -> list[dict[str, Any]] | None:
-    """Return the GPUs and CPUs of all ranks of this machine. On ranks other than the machine's first, return None."""
+    """None on ranks other than the machine's first."""
     try:
         notes = _hand_in(json.dumps(mine), local)
     except Exception:  # noqa: BLE001 ranks that can't exchange notes print for themselves
@@ -201,10 +197,10 @@ def _gathered(mine: dict[str, Any], local: tuple[int, int]) -> list[dict[str, An
 
 
 def _hand_in(note: str, local: tuple[int, int]) -> list[str | None] | None:
-    """Send a note to the first rank of this machine. The first rank gets all notes, and other ranks get None.
+    """Send a note to the first rank of this machine, which gets all of them; None: a note didn't come in time.
 
-    The ranks meet in the store that the launcher's environment variables point to. In the list of notes, None stands
-    for a note that didn't come in time. Raise an exception if the ranks can't reach the store.
+    The ranks meet in the store that the launcher's environment variables point to. Raise an exception if they can't
+    reach it.
     """
     import torch.distributed as dist  # noqa: PLC0415 other commands do without torch
 

@@ -14,11 +14,10 @@ from perf_callbacks.report import comparison, comparison_text
 SUMMARY: str = "compare recorded runs, metric by metric, and say whether the new ones are slower"
 
 REGRESSION, UNKNOWN = 1, 2
-"""Exit statuses. 1 means that the new run is slower, and 2 means that no verdict is possible."""
+"""Exit statuses: the new run is slower; no verdict is possible."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the command's arguments."""
     parser.epilog = (
         "Reads the last attempt of the last fit, of all ranks. tokens/s decides, or else samples/s, or else step_time. "
         "If this metric shows no change, quick steps decide. Exits with 1 if B is slower than A by at least PERCENT, "
@@ -44,25 +43,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print the comparison."""
     first, second = [[report.last(path) for path in side] for side in _sides(arguments)]
     try:
-        found = comparison.compare(first, second, fail_over=arguments.fail_over / 100)
+        result = comparison.compare(first, second, fail_over=arguments.fail_over / 100)
     except (ArithmeticError, ValueError):
         raise ConfigError("not decided: a journal holds impossible values") from None
     if arguments.format == "json":
-        print(json.dumps(comparison_text.values(found), indent=2))
+        print(json.dumps(comparison_text.values(result), indent=2))
     else:
         markdown = arguments.format == "markdown"
-        print(comparison_text.markdown(found) if markdown else comparison_text.text(found, terminal.columns()))
-    return UNKNOWN if found.decided_by is None else REGRESSION if found.regression else 0
+        print(comparison_text.markdown(result) if markdown else comparison_text.text(result, terminal.columns()))
+    return UNKNOWN if result.decided_by is None else REGRESSION if result.regression else 0
 
 
 def _sides(arguments: argparse.Namespace) -> tuple[list[Path], list[Path]]:
-    """Return the directories of the old runs and of the new runs.
-
-    Raise `ConfigError` if one of the two sides is missing or given twice.
-    """
+    """The old and the new runs. Raise `ConfigError` if one of the two sides is missing or given twice."""
     pair = [path for path in (arguments.a, arguments.b) if path is not None]
     base, new = arguments.base, arguments.new
     if len(pair) == 2 and not base and not new:  # noqa: PLR2004
@@ -73,7 +68,7 @@ def _sides(arguments: argparse.Namespace) -> tuple[list[Path], list[Path]]:
 
 
 def _percent(word: str) -> float:
-    """Read a percentage, with or without a percent sign."""
+    """With or without a percent sign."""
     with suppress(ValueError):
         value = float(word.removesuffix("%"))
         if math.isfinite(value) and value >= 0:

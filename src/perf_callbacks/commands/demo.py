@@ -22,23 +22,18 @@ if TYPE_CHECKING:
 SUMMARY: str = "train a small model with a hidden fault, read the verdict, and measure what its remedy gains"
 
 JSON_SCHEMA = 1
-"""Version of the printed JSON, incremented when a key is removed or changes its meaning."""
+"""Incremented when a key is removed or changes its meaning."""
 
 LEAST_SECONDS = 11.0
-"""Smallest number of seconds for the first run. A verdict needs ten seconds of steps after the first steps."""
+"""A verdict needs ten seconds of steps after the first steps."""
 
 SECONDS = 24.0
-"""Default seconds of the first run.
-
-The second run takes the same steps with the remedy. The faster second run should still last ten seconds, because a
-verdict needs ten seconds.
-"""
+"""Of the first run. The faster second run takes the same steps, and should still last ten seconds for a verdict."""
 
 MOST_RANKS = 8
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the command's arguments."""
     parser.epilog = (
         "Trains on the CPU, in a new temporary directory, which stays. Needs no network and nothing but this package. "
         "Settings from PERF_CALLBACKS variables don't apply. Exits with 1 if the verdict doesn't name the fault, as on "
@@ -53,7 +48,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Run the demo and return the exit status."""
     from perf_callbacks.kernel.process.processes import allowed_cpus  # noqa: PLC0415 only this command needs these
     from perf_callbacks.launch.demo import two_runs  # noqa: PLC0415 as above
 
@@ -66,11 +60,11 @@ def run(arguments: argparse.Namespace) -> int:
     say = partial(_say, file=sys.stderr if arguments.json else sys.stdout)
     stop = Stop()
     train = partial(two_runs.start, directory, stopped=lambda: stop.asked, output=2 if arguments.json else None)
-    found = two_runs.TwoRuns(directory=directory, ranks=ranks, train=train, say=say)
+    pair = two_runs.TwoRuns(directory=directory, ranks=ranks, train=train, say=say)
     status = 0
     with stop:
         try:
-            play(found, seconds, cpus)
+            play(pair, seconds, cpus)
         except two_runs.UnfinishedError as error:
             say(printable(str(error)))
             status = 1
@@ -78,26 +72,25 @@ def run(arguments: argparse.Namespace) -> int:
             say(f"Interrupted. {directory} has the journals so far: `perf-callbacks show` reads them.")
             status = INTERRUPTED
     if arguments.json:
-        print(json.dumps(facts(found, cpus), indent=2, allow_nan=False))
-    if arguments.open and found.report is not None:
-        webbrowser.open(found.report.as_uri())
+        print(json.dumps(facts(pair, cpus), indent=2, allow_nan=False))
+    if arguments.open and pair.report is not None:
+        webbrowser.open(pair.report.as_uri())
     return status
 
 
-def play(found: "TwoRuns", seconds: float, cpus: int | None) -> None:
-    """Run the program without and then with the remedy, and say what happens."""
+def play(pair: "TwoRuns", seconds: float, cpus: int | None) -> None:
     number = "" if cpus is None else f", on {cpus} CPU{'s' * (cpus != 1)}"
-    who = "1 process" if found.ranks == 1 else f"{found.ranks} ranks"
-    found.say(
+    who = "1 process" if pair.ranks == 1 else f"{pair.ranks} ranks"
+    pair.say(
         f"A small GPT trains for about {seconds:g} s as {who}{number}. A fault is hidden in the program. Then come the "
-        f"same steps with the remedy. Everything is in {found.directory}."
+        f"same steps with the remedy. Everything is in {pair.directory}."
     )
-    if cpus is not None and cpus < max(2, found.ranks):
-        found.say(_few_cpus(cpus, found.ranks))
-    found.run(seconds)
-    for sentence in found.conclusion():
-        found.say(sentence)
-    found.say(f"The report of both runs: {found.write_report()}")
+    if cpus is not None and cpus < max(2, pair.ranks):
+        pair.say(_few_cpus(cpus, pair.ranks))
+    pair.run(seconds)
+    for sentence in pair.conclusion():
+        pair.say(sentence)
+    pair.say(f"The report of both runs: {pair.write_report()}")
 
 
 def _few_cpus(cpus: int, ranks: int) -> str:
@@ -109,36 +102,36 @@ def _few_cpus(cpus: int, ranks: int) -> str:
     return f"{ranks} ranks share {number}, so steps wait for a CPU too. The verdict may name the missing CPU first."
 
 
-def facts(found: "TwoRuns", cpus: int | None) -> dict[str, Any]:
-    """Return the result of the demo as values for JSON."""
+def facts(pair: "TwoRuns", cpus: int | None) -> dict[str, Any]:
+    """For JSON."""
     from perf_callbacks.report.cards import verdict  # noqa: PLC0415 only this command needs the module
 
-    finding = found.finding
+    finding = pair.finding
     return {
         "schema": JSON_SCHEMA,
-        "directory": str(found.directory),
-        "report": None if found.report is None else str(found.report),
-        "ranks": found.ranks,
+        "directory": str(pair.directory),
+        "report": None if pair.report is None else str(pair.report),
+        "ranks": pair.ranks,
         "cpus": cpus,
-        "fault": found.fault,
+        "fault": pair.fault,
         "remedy": None if finding is None else finding.remedy,
         "promised_share": None if finding is None else [finding.low, finding.share],
-        "gain": found.gain,
+        "gain": pair.gain,
         "runs": [
             {
-                "directory": str(one.directory),
-                "options": [*one.options],
-                "steps": one.summary.steps,
-                "step_seconds": one.summary.step_time,
-                "no_cpu_share": None if one.summary.cpu is None else one.summary.cpu.no_cpu_share,
-                "verdict": verdict(one.summary) or None,
+                "directory": str(run.directory),
+                "options": [*run.options],
+                "steps": run.summary.steps,
+                "step_seconds": run.summary.step_time,
+                "no_cpu_share": None if run.summary.cpu is None else run.summary.cpu.no_cpu_share,
+                "verdict": verdict(run.summary) or None,
             }
-            for one in found.runs
+            for run in pair.runs
         ],
     }
 
 
 def _say(paragraph: str, file: Any) -> None:
-    """Print a paragraph below an empty line. A shell command stays on one line, so that users can copy it."""
+    """A shell command stays on one line, so that users can copy it."""
     lines = [paragraph] if paragraph.startswith("$ ") else wrapped(paragraph, indent="", width=terminal.columns())
     print("\n" + "\n".join(lines), file=file, flush=True)

@@ -26,14 +26,13 @@ from perf_callbacks.report.units import energy
 SUMMARY: str = "show how much of a job's time bought progress, over all attempts"
 
 JSON_SCHEMA = 1
-"""Version of the printed JSON, incremented when a key is removed or changes its meaning."""
+"""Incremented when a key is removed or changes its meaning."""
 
 SLACK_SECONDS = 1.0
-"""A restart may begin before the last record of the earlier run, but by no more than this number of seconds."""
+"""A restart may begin before the last record of the earlier run, but by no more than this."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the command's arguments."""
     parser.epilog = (
         "Reads the journals of the lowest rank in and below DIR. The attempts of a job share the run's id, which "
         "checkpoints carry on. Shows the newest job. Exits with 2 if there is no journal, or if a journal holds "
@@ -46,7 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print how the newest job spent its time. With `--all`, all runs count as one job."""
+    """With `--all`, all runs count as one job."""
     top: Path = arguments.directory
     jobs = _jobs(_fits(top))
     if arguments.all:
@@ -55,13 +54,13 @@ def run(arguments: argparse.Namespace) -> int:
         show.to_stderr(f"{printable(str(top))}: the newest of {len(jobs):,} jobs. All runs as one job: --all")
     fits = jobs[-1]
     try:
-        found = job_time.of([attempt for fit in fits for attempt in fit.first])
+        job = job_time.from_attempts([attempt for fit in fits for attempt in fit.first])
         if arguments.json:
             title = run_title.title(fits[-1].run)
-            facts = {"schema": JSON_SCHEMA, "title": title, **job_time.facts(found, arguments.price)}
+            facts = {"schema": JSON_SCHEMA, "title": title, **job_time.facts(job, arguments.price)}
             shown = json.dumps(facts, indent=2, allow_nan=False)
         else:
-            shown = _text(found, arguments.price, terminal.columns())
+            shown = _text(job, arguments.price, terminal.columns())
     except (ArithmeticError, ValueError):
         raise ConfigError(f"{top}: the journal holds impossible values") from None
     print(shown)
@@ -69,22 +68,22 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _fits(top: Path) -> list[FitHistory]:
-    """Return the runs in and below a directory, or in a single journal, the oldest run first."""
+    """The oldest first."""
     journals = [path for folder in journals_below(top, []) for path in folder]
     try:
-        found = gather(map(read, journals), [partial(interim.read, path) for path in journals])
+        fits = gather(map(read, journals), [partial(interim.read, path) for path in journals])
     except OSError as error:
         raise ConfigError(f"{top}: {error.strerror or error}") from error
-    if not found:
+    if not fits:
         raise ConfigError(f"{top}: no run in or below this directory. A run writes {FOLDER}/rank<k>.jsonl.")
-    return found
+    return fits
 
 
 def _jobs(fits: list[FitHistory]) -> list[list[FitHistory]]:
-    """Group the runs by job. The jobs, and the runs of each job, are sorted from the oldest to the newest.
+    """Group the runs by job, from the oldest to the newest.
 
-    Two runs belong to the same job if they have the same job id, command and directory, and the earlier run failed or
-    has no summary. The run ids differ if a scheduler or torchrun restarts a job before the job's first checkpoint.
+    Runs are one job if they have the same job id, command and directory, and the earlier one failed or has no summary.
+    The run ids differ if a scheduler or torchrun restarts a job before its first checkpoint.
     """
     jobs: list[list[FitHistory]] = []
     for fit in sorted(fits, key=lambda fit: _ordered(fit)[0].run.started_unix):
@@ -105,14 +104,14 @@ def _is_restart(before: FitHistory, fit: FitHistory) -> bool:
 
 
 def _ordered(fit: FitHistory) -> list[Attempt]:
-    return [one for _, one in in_order(fit.first)]
+    return [attempt for _, attempt in in_order(fit.first)]
 
 
 def _text(job: JobTime, price: float | None, columns: int) -> str:
     lines = wrapped(text.sentence(job), indent="", width=columns)
     ettr = "unknown" if job.ettr is None else f"{job.ettr:.3f}"
-    kept = sum([one.kept_steps for one in job.attempts])
-    lost = sum([one.rolled_back_steps for one in job.attempts])
+    kept = sum([attempt.kept_steps for attempt in job.attempts])
+    lost = sum([attempt.rolled_back_steps for attempt in job.attempts])
     attempts, least = plural(len(job.attempts), "attempt"), "at least " if job.lower_bound else ""
     lines.append(f"ETTR {ettr} over {attempts}: {kept:,} steps survive, {least}{lost:,} were rolled back.")
     facts = job_time.facts(job, price)

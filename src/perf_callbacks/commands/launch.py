@@ -1,8 +1,7 @@
 """`perf-callbacks launch`: `accelerate launch` with the callback armed and settings from accelerate's config.
 
-Accelerate parses its own flags and launches in this process. Instead of the script, accelerate runs
-`-m perf_callbacks.run`, which then runs the script. Usually, accelerate refuses a config with the section
-`perf_callbacks`. This command makes accelerate skip the section.
+Accelerate parses its own flags and launches in this process. It runs `-m perf_callbacks.run` in place of the script,
+and skips the section `perf_callbacks`, which it refuses otherwise.
 """
 
 import argparse
@@ -19,7 +18,6 @@ from perf_callbacks.launch import accelerate_config, autoload
 SUMMARY: str = "accelerate launch, with the callback armed and settings from the section perf_callbacks of its config"
 
 RUN = "perf_callbacks.run"
-"""The module that arms the callback and runs a script or module."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -30,7 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Launch the script as `accelerate launch` does, and return when all ranks have ended."""
+    """Return when all ranks have ended."""
     if not arguments.words or arguments.words[0] in {"-h", "--help"}:
         arguments.parser.print_help()
         return 0
@@ -55,7 +53,6 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _arm(wanted: argparse.Namespace, content: Mapping[str, Any]) -> None:
-    """Make accelerate run the script through the module `perf_callbacks.run`."""
     tpu = wanted.tpu or content.get("distributed_type") == "XLA"
     if tpu or content.get("compute_environment") == "AMAZON_SAGEMAKER":  # these launchers can't run a module
         print("perf-callbacks launch: on TPUs and SageMaker, add the callback to the script yourself.", file=sys.stderr)

@@ -13,7 +13,6 @@ SUMMARY: str = "show where the memory of a recorded run went, and if it leaks; o
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the command's arguments."""
     parser.epilog = (
         "Of a directory, reads the last attempt of the last fit, of all ranks. "
         "Exits with 2 if there is no journal, or if a journal holds an impossible value."
@@ -30,7 +29,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print the parts of memory of each rank, measured or estimated."""
     for name in ("limit_gb", "batch"):
         value = getattr(arguments, name)
         if value is not None and not 0 < value <= memory_estimate.LARGEST:

@@ -17,7 +17,6 @@ from perf_callbacks.report import memory_table
 from perf_callbacks.report.layout import card
 
 LARGEST = 1_000_000
-"""Largest number that an option takes."""
 
 OPTIMIZERS = ("adamw", "adamw-fused", "sgd", "adafactor")
 DTYPES = ("bf16", "bf16-mixed", "fp16", "fp16-mixed", "fp32")
@@ -31,7 +30,6 @@ _NUMBERS = {
 
 
 def add_arguments(group: Any) -> None:
-    """Add the options that describe the run."""
     group.add_argument("--seq", type=int, help="tokens in a sequence")
     group.add_argument("--optimizer", choices=OPTIMIZERS, default="adamw", help="optimizer of torch (default: adamw)")
     group.add_argument(
@@ -57,11 +55,7 @@ def add_arguments(group: Any) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Estimator:
-    """Estimator of a rank's memory for one model.
-
-    The function `sizes` takes a micro-batch and a number of checkpointed layers. It returns the size of each
-    part of memory in GB. A second call with the same arguments returns the first result.
-    """
+    """Memory of a rank. `sizes` takes a micro-batch and a number of checkpointed layers, and caches parts in GB."""
 
     sizes: Callable[[int, int], dict[str, float]]
     layers: int
@@ -69,7 +63,6 @@ class Estimator:
 
 
 def estimator(arguments: argparse.Namespace) -> Estimator:
-    """Return the estimator for the model of a config.json. The estimator simulates the model on fake tensors."""
     from perf_callbacks.commands.simulated_model import simulation, unpadded  # noqa: PLC0415 imports torch
 
     config = read_config(arguments.path)
@@ -93,31 +86,30 @@ def estimator(arguments: argparse.Namespace) -> Estimator:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print the estimate."""
     if arguments.seq is None:
         raise ConfigError("--seq: is missing, wanted the tokens in a sequence.")
     for name, (least, _) in _NUMBERS.items():
         value = getattr(arguments, name)
         if not least <= value <= LARGEST:
             raise ConfigError(f"--{name}: got {value}, wanted a whole number from {least} to {LARGEST:,}.")
-    found = facts(arguments, estimator(arguments))
-    print(json.dumps(found, indent=2, allow_nan=False) if arguments.json else render(found, arguments.path))
+    estimate = facts(arguments, estimator(arguments))
+    print(json.dumps(estimate, indent=2, allow_nan=False) if arguments.json else render(estimate, arguments.path))
     return 0
 
 
-def facts(arguments: argparse.Namespace, found: Estimator) -> dict[str, Any]:
-    """Return the estimate as values for JSON, with the micro-batch and checkpointing that fit the memory limit."""
+def facts(arguments: argparse.Namespace, model: Estimator) -> dict[str, Any]:
+    """For JSON, with the micro-batch and checkpointing that fit the memory limit."""
     batch, limit = arguments.batch or 1, arguments.limit_gb
-    checkpointed = min(arguments.checkpointing, found.layers)
-    sizes = found.sizes(batch, checkpointed)
+    checkpointed = min(arguments.checkpointing, model.layers)
+    sizes = model.sizes(batch, checkpointed)
     fits = enough = None
     if limit is not None:
-        fits = _fitting(found, limit, checkpointed, batch)
-        unchecked = largest(lambda number: found.sizes(batch, found.layers - number)["peak"], limit, 1, found.layers)
-        if unchecked or found.sizes(batch, found.layers)["peak"] <= limit:
-            enough = found.layers - unchecked
+        fits = _fitting(model, limit, checkpointed, batch)
+        unchecked = largest(lambda number: model.sizes(batch, model.layers - number)["peak"], limit, 1, model.layers)
+        if unchecked or model.sizes(batch, model.layers)["peak"] <= limit:
+            enough = model.layers - unchecked
     return {
-        "parameters": found.parameters,
+        "parameters": model.parameters,
         "micro_batch": batch,
         "seq": arguments.seq,
         "optimizer": arguments.optimizer,
@@ -126,7 +118,7 @@ def facts(arguments: argparse.Namespace, found: Estimator) -> dict[str, Any]:
         "sharding": _sharding(arguments),
         "accumulated": arguments.accumulate,
         "checkpointed_layers": checkpointed,
-        "layers": found.layers,
+        "layers": model.layers,
         "gb": sizes,
         "limit_gb": limit,
         "fitting_micro_batch": fits,
@@ -136,55 +128,57 @@ def facts(arguments: argparse.Namespace, found: Estimator) -> dict[str, Any]:
     }
 
 
-def _fitting(found: Estimator, limit: float, checkpointed: int, batch: int) -> int:
-    """Return the largest micro-batch that fits. The search begins at a guess from two simulated micro-batches."""
-    one, other = found.sizes(batch, checkpointed)["peak"], found.sizes(2 * batch, checkpointed)["peak"]
-    per_sample = (other - one) / batch
-    guess = int(batch + (limit - one) / per_sample) if per_sample > 0 else LARGEST
-    return largest(lambda number: found.sizes(number, checkpointed)["peak"], limit, guess, LARGEST)
+def _fitting(model: Estimator, limit: float, checkpointed: int, batch: int) -> int:
+    """The search begins at a guess from two simulated micro-batches."""
+    peak, double_peak = model.sizes(batch, checkpointed)["peak"], model.sizes(2 * batch, checkpointed)["peak"]
+    per_sample = (double_peak - peak) / batch
+    guess = int(batch + (limit - peak) / per_sample) if per_sample > 0 else LARGEST
+    return largest(lambda number: model.sizes(number, checkpointed)["peak"], limit, guess, LARGEST)
 
 
 def _sharding(arguments: argparse.Namespace) -> str:
     return str(arguments.sharding or ("ddp" if arguments.ranks > 1 else "none"))
 
 
-def render(found: dict[str, Any], path: Path) -> str:
-    """Render an estimate."""
-    columns, several = terminal.columns(), found["ranks"] > 1
+def render(facts: dict[str, Any], path: Path) -> str:
+    columns, several = terminal.columns(), facts["ranks"] > 1
     title = (
-        f"{path}: {found['parameters']:,} parameters, micro-batch {found['micro_batch']} of {found['seq']} tokens, "
-        f"{found['dtype']}, {found['optimizer']}"
+        f"{path}: {facts['parameters']:,} parameters, micro-batch {facts['micro_batch']} of {facts['seq']} tokens, "
+        f"{facts['dtype']}, {facts['optimizer']}"
     )
-    if found["checkpointed_layers"]:
-        title += f", {found['checkpointed_layers']} of {found['layers']} layers checkpointed"
+    if facts["checkpointed_layers"]:
+        title += f", {facts['checkpointed_layers']} of {facts['layers']} layers checkpointed"
     if several:
-        title += f", each of {found['ranks']} ranks with {found['sharding']}"
-    lines = [title, *memory_table.table(found["gb"], ESTIMATED if several else ESTIMATED[:-2] + ESTIMATED[-1:])]
+        title += f", each of {facts['ranks']} ranks with {facts['sharding']}"
+    lines = [title, *memory_table.table(facts["gb"], ESTIMATED if several else ESTIMATED[:-2] + ESTIMATED[-1:])]
     lines.append("simulated on fake tensors" + (", divided among ranks by formulas" if several else ""))
-    if found["limit_gb"] is not None:
-        lines += _limits(found)
+    if facts["limit_gb"] is not None:
+        lines += _limits(facts)
     factors = (
-        f"micro-batch {found['micro_batch']} x {found['accumulated']} accumulated x {found['ranks']} data-parallel"
+        f"micro-batch {facts['micro_batch']} x {facts['accumulated']} accumulated x {facts['ranks']} data-parallel"
     )
-    lines.append(f"global batch {found['global_batch']:,}: {factors}")
+    lines.append(f"global batch {facts['global_batch']:,}: {factors}")
     return card(lines, columns)
 
 
 ESTIMATED = ("weights", "gradients", "optimizer", "activations", "temporary", "exchange", "peak")
-"""Parts of an estimate, in the order in which they are printed."""
 
 
-def _limits(found: dict[str, Any]) -> list[str]:
-    fits, enough, limit = found["fitting_micro_batch"], found["layers_to_checkpoint"], f"{found['limit_gb']:g} GB"
+def _limits(facts: dict[str, Any]) -> list[str]:
+    fits, enough, limit = (
+        facts["fitting_micro_batch"],
+        facts["layers_to_checkpoint"],
+        f"{facts['limit_gb']:g} GB",
+    )
     lines = [f"micro-batch {fits} would fit in {limit}" if fits else f"no micro-batch fits in {limit}"]
     if fits:
-        lines[0] += f", global batch {found['largest_global_batch']:,}"
+        lines[0] += f", global batch {facts['largest_global_batch']:,}"
     if enough is None:
-        lines.append(f"micro-batch {found['micro_batch']} doesn't fit, even with all layers checkpointed")
+        lines.append(f"micro-batch {facts['micro_batch']} doesn't fit, even with all layers checkpointed")
     elif enough:
         lines.append(
-            f"for micro-batch {found['micro_batch']}, checkpointing {enough} of {found['layers']} layers is enough"
+            f"for micro-batch {facts['micro_batch']}, checkpointing {enough} of {facts['layers']} layers is enough"
         )
     else:
-        lines.append(f"micro-batch {found['micro_batch']} fits without checkpointing")
+        lines.append(f"micro-batch {facts['micro_batch']} fits without checkpointing")
     return lines

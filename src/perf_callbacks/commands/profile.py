@@ -19,7 +19,6 @@ SUMMARY: str = "say in words what a trace or the profiled steps of a run show, a
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the command's arguments."""
     parser.epilog = (
         "Reads the last attempt of a run's last fit, of all ranks; or a trace that torch.profiler or Kineto wrote on "
         "any machine, also gzipped. Exits with 2 if there is no journal, if a journal holds an impossible value, or if "
@@ -32,26 +31,26 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print the profile of a trace. For a run, print its profiles and the FLOPs of each module."""
     if arguments.path.is_file() and arguments.path.suffix != ".jsonl":
         return _trace(arguments.path, as_json=arguments.json)
     fits = report.last(arguments.path)
     try:
         profiles = {
             fit.run.rank: [
-                (one, module_times.of_run(one, fit, module_times.peak(fit, fits))) for one in fit.of(Profile)
+                (profile, module_times.of_run(profile, fit, module_times.peak(fit, fits)))
+                for profile in fit.records(Profile)
             ]
             for fit in fits
         }
         if arguments.json:
             facts = [
-                one
+                profile_facts
                 | {
                     "profiles": [
                         _plain(profile) | {"modules": [*map(asdict, modules)]} for profile, modules in profiled
                     ]
                 }
-                for one, profiled in zip(module_table.facts(fits), profiles.values(), strict=True)
+                for profile_facts, profiled in zip(module_table.facts(fits), profiles.values(), strict=True)
             ]
             text = json.dumps(facts, indent=2, allow_nan=False)
         else:

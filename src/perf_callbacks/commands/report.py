@@ -14,7 +14,6 @@ SUMMARY: str = "write one HTML page about a run, from the journals of all ranks"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the command's arguments."""
     parser.epilog = "The page needs no network, and no server: open it in a browser."
     add_source(parser)
     parser.add_argument(
@@ -48,7 +47,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def last(directory: Path) -> list[Attempt]:
-    """Return each rank's newest attempt of the newest fit. Print which ranks have no journal."""
+    """Print which ranks have no journal."""
     fit, name = report_file.fits(directory)[-1], printable(str(directory))
     if fit.missing:
         print(f"{name}: ranks without a journal are left out: {listed(fit.missing)}", file=sys.stderr)
@@ -59,14 +58,14 @@ def last(directory: Path) -> list[Attempt]:
 
 
 def steps(text: str | None) -> range | None:
-    """Parse a range of steps that includes its first and its last step.
+    """With the first and the last step.
 
     >>> steps("200-400")
     range(200, 401)
     """
     if text is None:
         return None
-    found = re.fullmatch(r"\s*(\d{1,15})\s*[-:]\s*(\d{1,15})\s*", text)
-    if found is None or int(found[1]) > int(found[2]):
+    match = re.fullmatch(r"\s*(\d{1,15})\s*[-:]\s*(\d{1,15})\s*", text)
+    if match is None or int(match[1]) > int(match[2]):
         raise ConfigError(f"steps: got {text!r}, wanted the first and the last one, such as 200-400.")
-    return range(int(found[1]), int(found[2]) + 1)
+    return range(int(match[1]), int(match[2]) + 1)

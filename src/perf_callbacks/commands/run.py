@@ -7,7 +7,6 @@ SUMMARY: str = "run a program without changing it, and measure every trainer and
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the command's arguments."""
     parser.usage = "%(prog)s [-h] [--profile[=STEPS]] [-m] TARGET [ARGS ...]"
     parser.epilog = (
         "TARGET is a Python file, a command such as trl, or with -m a module. Python processes that it starts are "
@@ -28,7 +27,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def unparsed(words: Sequence[str]) -> Sequence[str]:
-    """Insert `--` before `--profile`. Argparse would refuse `--profile`, but `launch.run` reads `--profile`.
+    """Insert `--` before `--profile`, which argparse would refuse and `launch.run` reads.
 
     >>> unparsed(["run", "--profile", "train.py"])
     ['run', '--', '--profile', 'train.py']

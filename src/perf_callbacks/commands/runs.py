@@ -23,10 +23,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    found = RunReader(complain=show.to_stderr).below(arguments.directory)
+    runs = RunReader(complain=show.to_stderr).below(arguments.directory)
     if arguments.json:
-        print(json.dumps([run_list.facts(one) for one in found], indent=2, allow_nan=False))
+        print(json.dumps([run_list.facts(run) for run in runs], indent=2, allow_nan=False))
         return 0
     columns = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
-    print("\n".join(run_list.cut(run_list.table(found, arguments.directory), columns)))
+    print("\n".join(run_list.cut(run_list.table(runs, arguments.directory), columns)))
     return 0

@@ -14,7 +14,6 @@ SUMMARY: str = "compare runs on different numbers of devices: efficiency, and th
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the command's arguments."""
     parser.epilog = (
         "Reads the last attempt of the last fit, of all ranks. Runs on the same number of devices count as one point. "
         "The efficiency is the work per second and device, divided by that of the runs on the fewest devices. Exits "
@@ -34,14 +33,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print the efficiency on each number of devices, and the part of a step that grows."""
     runs, baseline = [[report.last(path) for path in side] for side in (arguments.runs, arguments.baseline)]
     try:
-        found = curve(runs, baseline)
+        result = curve(runs, baseline)
         if arguments.json:
-            shown = json.dumps(text.values(found), indent=2, allow_nan=False)
+            shown = json.dumps(text.values(result), indent=2, allow_nan=False)
         else:
-            shown = text.render(found, terminal.columns())
+            shown = text.render(result, terminal.columns())
     except (ArithmeticError, ValueError) as error:
         if isinstance(error, ConfigError):
             raise

@@ -28,7 +28,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print the sizes of the model. Return `TO_CHANGE` if a size should change."""
     for name in ("tokens", "multiprocessors"):
         value = getattr(arguments, name)
         if value is not None and not 1 <= value <= LARGEST:
@@ -36,16 +35,16 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.multiprocessors is not None and arguments.tokens is None:
         raise ConfigError("--tokens: is missing, wanted the tokens that the multiprocessors work on.")
     model = Architecture(**dimensions(read_config(Path(arguments.path))))
-    found = sizes(model, arguments.tokens)
+    rows = sizes(model, arguments.tokens)
     waves = []
     if arguments.multiprocessors is not None:
         waves = uneven(products(model, arguments.tokens), arguments.multiprocessors)
-    print(table(found, waves, arguments.multiprocessors))
-    return TO_CHANGE if waves or any(size.better != size.size for size in found) else 0
+    print(table(rows, waves, arguments.multiprocessors))
+    return TO_CHANGE if waves or any(size.better != size.size for size in rows) else 0
 
 
-def table(found: Sequence[ProductSize], waves: Sequence[Uneven], multiprocessors: int | None) -> str:
-    """Render the table of sizes. Below the table, list matrix products that leave many multiprocessors idle.
+def table(sizes: Sequence[ProductSize], waves: Sequence[Uneven], multiprocessors: int | None) -> str:
+    """Below, list matrix products that leave many multiprocessors idle.
 
     >>> print(table([ProductSize("MLP", 10922, 10944, (134_209_536, 134_479_872)),
     ...              ProductSize("head", 128, 128)], [], None))
@@ -53,17 +52,17 @@ def table(found: Sequence[ProductSize], waves: Sequence[Uneven], multiprocessors
     MLP       10,922  10,944  134,209,536 -> 134,479,872
     head         128  as is
     """
-    lines = aligned([_HEADINGS, *map(_cells, found)], right={1})
+    lines = aligned([_HEADINGS, *map(_cells, sizes)], right={1})
     lines += [
-        f"{one.rows:,} tokens are {one.waves.tiles:,} tiles in a product, for {multiprocessors} multiprocessors:\n"
-        f"  {one.waves.waves} waves, {one.waves.busy:.1%} busy; {one.better_rows:,} tokens take one wave less"
-        for one in waves
+        f"{row.rows:,} tokens are {row.waves.tiles:,} tiles in a product, for {multiprocessors} multiprocessors:\n"
+        f"  {row.waves.waves} waves, {row.waves.busy:.1%} busy; {row.better_rows:,} tokens take one wave less"
+        for row in waves
     ]
     return "\n".join(lines)
 
 
-def _cells(one: ProductSize) -> tuple[str, str, str, str]:
-    before, after = one.weights
-    if one.better == one.size:
-        return one.name, f"{one.size:,}", "as is", ""
-    return one.name, f"{one.size:,}", f"{one.better:,}", f"{before:,} -> {after:,}" if before else ""
+def _cells(size: ProductSize) -> tuple[str, str, str, str]:
+    before, after = size.weights
+    if size.better == size.size:
+        return size.name, f"{size.size:,}", "as is", ""
+    return size.name, f"{size.size:,}", f"{size.better:,}", f"{before:,} -> {after:,}" if before else ""

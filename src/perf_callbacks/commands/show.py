@@ -1,4 +1,4 @@
-"""`perf-callbacks show`: show the card with the results of a run. The run may still be running, or have been killed."""
+"""`perf-callbacks show`: show the card of a run, which may still be running, or have been killed."""
 
 import argparse
 import json
@@ -16,12 +16,10 @@ from perf_callbacks.report.run_reader import RunReader
 SUMMARY: str = "show the card of a run that ended, goes on, hangs or was killed"
 
 JSON_SCHEMA = 1
-"""Version of the printed JSON, incremented when a key is removed or changes its meaning. docs/looking.md lists
-the keys."""
+"""Incremented when a key is removed or changes its meaning. docs/looking.md lists the keys."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the command's arguments."""
     parser.epilog = (
         "Reads files alone: the training isn't asked, and may run on another machine. Shows the newest run in DIR, or "
         "else the newest run below DIR. Exits with 2 if there is no run."
@@ -49,29 +47,28 @@ def to_stderr(line: str) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print the card of the newest run, or of all runs."""
     top, reader = arguments.directory, RunReader(complain=to_stderr)
     runs = reader.below(top) if arguments.all else reader.nearest(top)
     if not arguments.all:
         if len(runs) > 1:
             to_stderr(f"{printable(str(top))}: the newest of {len(runs):,} runs. All: perf-callbacks runs")
         runs = runs[:1]
-    found = [reader.whole(one) for one in runs] if top.is_dir() else runs
+    whole = [reader.whole(run) for run in runs] if top.is_dir() else runs
     if arguments.json:
-        facts = [_facts(one) for one in found]
+        facts = [_facts(run) for run in whole]
         print(json.dumps(facts if arguments.all else facts[0], indent=2, allow_nan=False))
     else:
         columns = terminal.columns()
-        print("\n\n".join([run_card.render(one, columns) for one in found]))
+        print("\n\n".join([run_card.render(run, columns) for run in whole]))
     return 0
 
 
-def _facts(found: RecordedRun) -> dict[str, Any]:
-    summary = found.summary
+def _facts(run: RecordedRun) -> dict[str, Any]:
+    summary = run.summary
     return {
         "schema": JSON_SCHEMA,
-        **run_card.facts(found),
-        "notes": [*run_card.notes(found)],
-        "run": json.loads(pack(found.lead.run)),
+        **run_card.facts(run),
+        "notes": [*run_card.notes(run)],
+        "run": json.loads(pack(run.lead.run)),
         "summary": None if summary is None else json.loads(pack(summary)),
     }

@@ -12,10 +12,7 @@ from perf_callbacks.memory.simulated_step import Simulation
 
 
 def simulation(config: Mapping[str, Any], optimizer: str, dtype: str, *, accelerator: bool) -> Simulation:
-    """Return a simulation of the causal language model of a config.json. Python files beside the config are not run.
-
-    Raises `ConfigError` if transformers lacks such a model.
-    """
+    """Python files beside the config are not run. Raise `ConfigError` if transformers lacks such a model."""
     try:
         import transformers  # noqa: PLC0415 slow, and optional
     except ImportError:
@@ -25,17 +22,17 @@ def simulation(config: Mapping[str, Any], optimizer: str, dtype: str, *, acceler
     library: Any = transformers  # untyped in parts
     library.utils.logging.set_verbosity_error()
     try:
-        found = library.AutoConfig.for_model(kind, **values)
-        known = type(found) in library.AutoModelForCausalLM._model_mapping  # noqa: SLF001 there is no public name
+        model_config = library.AutoConfig.for_model(kind, **values)
+        has_model = type(model_config) in library.AutoModelForCausalLM._model_mapping  # noqa: SLF001 there is no public name
     except ValueError as error:
         raise ConfigError(f"model_type: got {kind!r}: {str(error).partition(chr(10))[0]}") from None
-    if not known:
+    if not has_model:
         raise ConfigError(f"model_type: got {kind!r}, wanted the model_type of a causal language model.")
 
     name = "torch_dtype" if library.__version__.startswith("4.") else "dtype"
 
     def make(dtype: torch.dtype) -> nn.Module:
-        model: nn.Module = library.AutoModelForCausalLM.from_config(found, **{name: dtype})
+        model: nn.Module = library.AutoModelForCausalLM.from_config(model_config, **{name: dtype})
         return model
 
     with unpadded():
@@ -44,18 +41,15 @@ def simulation(config: Mapping[str, Any], optimizer: str, dtype: str, *, acceler
 
 @contextmanager
 def unpadded() -> Iterator[None]:
-    """Make transformers treat fake tensors as batches without padding.
-
-    Otherwise, transformers 5 makes an attention mask for each fake batch, although only padding needs a mask.
-    """
+    """Treat fake tensors as batches without padding: transformers 5 would make an attention mask for each."""
     from transformers.utils import import_utils  # noqa: PLC0415 as above
 
     name = "is_fake_tensor"
-    known = getattr(import_utils, name, None)
-    if known is not None:
+    original = getattr(import_utils, name, None)
+    if original is not None:
         setattr(import_utils, name, lambda _: False)
     try:
         yield
     finally:
-        if known is not None:
-            setattr(import_utils, name, known)
+        if original is not None:
+            setattr(import_utils, name, original)

@@ -17,7 +17,7 @@ from perf_callbacks.report.layout import aligned
 SUMMARY: str = "show which programs are measured here without code changes, and why others are not"
 
 TREES = {"lightning": "lightning.pytorch", "pytorch_lightning": "pytorch_lightning"}
-"""Package names of Lightning, each with its module. The name of each entry point group begins with the module."""
+"""Packages of Lightning. The name of each entry point group begins with the module."""
 
 UNSET = "PERF_CALLBACKS=1 is not set"
 ADVICE = """\
@@ -30,7 +30,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:  # noqa: ARG001 the command has no arguments
-    """Print the state of PERF_CALLBACKS and autoload, the trainers that are measured, and the settings."""
     settings = config_file.in_force(None, os.environ)
     value = os.environ.get(autoload.SWITCH)
     print(f"{autoload.SWITCH} is not set." if value is None else f"{autoload.SWITCH}={value} is set.")
@@ -50,14 +49,13 @@ def run(arguments: argparse.Namespace) -> int:  # noqa: ARG001 the command has n
 
 
 def settings_lines(settings: Settings) -> list[str]:
-    """Render the settings that come from the environment or from files: one line per setting, with its origin."""
     values = settings.shown
     return [printable(f"  {name}={values[name]} ({origin})") for name, origin in settings.origins.items()]
 
 
 def no_effect() -> str | None:
-    """Return a sentence if PERF_CALLBACKS=1 has no effect on programs that start here, or else None."""
-    if not autoload.asked() or any(said.startswith("measured") for _, said in _rows()):
+    """Why PERF_CALLBACKS=1 has no effect on programs that start here."""
+    if not autoload.asked() or any(state.startswith("measured") for _, state in _rows()):
         return None
     return f"{autoload.SWITCH}={os.environ[autoload.SWITCH]} has no effect here."
 
@@ -77,7 +75,6 @@ def _section(path: Path | None) -> Iterator[str]:
 
 
 def _rows() -> Iterator[tuple[str, str]]:
-    """Yield each kind of training, with a text that says whether and how it is measured here."""
     for name, package in (("Hugging Face Trainer", "transformers"), ("Accelerate loop", "accelerate")):
         yield name, _armed() if _installed(package) else f"{package} is not installed"
     for package, tree in TREES.items():
@@ -95,7 +92,6 @@ def _installed(package: str) -> bool:
 
 
 def _armed() -> str:
-    """Say whether programs that start here are measured, as the import hooks of this process show."""
     if any(isinstance(finder, autoload.Finder) for finder in sys.meta_path):
         return f"measured, by {'perf-callbacks run' if autoload.RUN in os.environ else 'autoload'}"
     return f"not measured: {UNSET if command.files() else 'autoload is off'}"

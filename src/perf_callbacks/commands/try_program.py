@@ -23,7 +23,6 @@ INTERRUPTED = 130
 SIGNALS = ("SIGINT", "SIGTERM", "SIGHUP")
 
 BAR = 20
-"""Number of characters of the progress bar."""
 
 NOTHING = "Its verdict calls for nothing that can be tried from outside."
 
@@ -31,7 +30,6 @@ ANYWAY = "--only names remedies to try anyway."
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the command's arguments."""
     from perf_callbacks.trials.remedies import GROUPS  # noqa: PLC0415 imports little
 
     parser.usage = "%(prog)s [-h] [--steps N] [--rounds R] [--only REMEDY,...] [--yes] [--json] [-m] TARGET [ARGS ...]"
@@ -55,7 +53,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Try the remedies on a program, and print a table of the gains."""
     from perf_callbacks.kernel.process.processes import allowed_cpus  # noqa: PLC0415 only this command needs these
     from perf_callbacks.launch import run as program, tries  # noqa: PLC0415 as above
     from perf_callbacks.trials import results, text  # noqa: PLC0415 as above
@@ -157,7 +154,7 @@ class Stop:
 
 
 class Progress:
-    """Progress line on the terminal. If stderr is not a terminal, no progress line is shown."""
+    """Progress line on the terminal; none if stderr is not a terminal."""
 
     def __init__(self) -> None:
         self._terminal = sys.stderr.isatty()
@@ -168,7 +165,6 @@ class Progress:
         print(printable(sentence), file=sys.stderr, flush=True)
 
     def show(self, part: float, run: str) -> None:
-        """Replace the progress line by a bar for the part that is done, and a text about the current run."""
         if self._terminal:
             line = f"[{'#' * round(BAR * part):-<{BAR}}] {run}"
             print(f"\r{line:<{self._width}}", end="", file=sys.stderr, flush=True)

@@ -28,25 +28,20 @@ if TYPE_CHECKING:
 SUMMARY: str = "watch a run live in a terminal, from its files alone, or write its figures for Prometheus"
 
 FRAME_SECONDS = 0.5
-"""Time between two frames."""
 
 TEXTFILE_SECONDS = 5.0
-"""Time between two replacements of the file for Prometheus.
-
-New steps reach the journal on the disk within five seconds too.
-"""
+"""New steps reach the journal on the disk within five seconds too."""
 
 NOTEBOOK = "JPY_PARENT_PID"
-"""Environment variable that Jupyter sets for its kernels. Shell commands in a notebook inherit the variable."""
+"""Jupyter sets it for its kernels, and shell commands in a notebook inherit it."""
 
 READABLE = 0o644
-"""Permissions of the file for Prometheus. They let node_exporter read the file, although it runs as another user."""
+"""Let node_exporter read the file, although it runs as another user."""
 
 UNENDED = {"running", "hangs", "silent"}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the command's arguments."""
     parser.epilog = (
         "Reads files alone: the training isn't asked, and may run on another machine. Shows the newest run in DIR, or "
         "else below DIR, and waits if there is none. Keys: q quits, n shows the next older run, p the previous one. "
@@ -64,7 +59,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Show frames until the user quits, or write the file for Prometheus until the run ends."""
     top, path = arguments.directory, arguments.textfile
     reader = RunReader(FollowedJournals().read)
     watched, paces = WatchedRun(top, reader, arguments.run), Paces()
@@ -86,16 +80,13 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def keep(watched: WatchedRun, path: Path, paces: Paces, pause: Callable[[float], None] = sleep) -> int:
-    """Write the file for Prometheus at regular intervals, until the watched run ends.
-
-    A run that ended earlier doesn't count.
-    """
+    """Write the file for Prometheus until the watched run ends. A run that ended earlier doesn't count."""
     went_on = False
     while True:
-        found = watched.look()
-        if found is not None:
-            write(path, found, paces)
-            goes_on = found.state in UNENDED
+        run = watched.look()
+        if run is not None:
+            write(path, run, paces)
+            goes_on = run.state in UNENDED
             if went_on and not goes_on:
                 return 0
             went_on = goes_on
@@ -103,8 +94,8 @@ def keep(watched: WatchedRun, path: Path, paces: Paces, pause: Callable[[float],
 
 
 def write(path: Path, run: RecordedRun, paces: Paces) -> None:
-    """Replace the file for Prometheus. Raise `ConfigError` if the file can't be written."""
-    text = prometheus.render(run, paces.of(run))
+    """Raise `ConfigError` if the file can't be written."""
+    text = prometheus.render(run, paces.current(run))
     try:
         atomic_file.replace(path, text.encode(errors="replace"), READABLE)
     except OSError as error:
@@ -112,15 +103,14 @@ def write(path: Path, run: RecordedRun, paces: Paces) -> None:
 
 
 def live(watched: WatchedRun, paces: Paces, screen: "Screen", place: str) -> int:
-    """Show frames until the user quits."""
     drawn: tuple[TerminalSize, list[Line]] | None = None
     while True:
-        found, size = watched.look(), screen.size()
+        run, size = watched.look(), screen.size()
         footer = keys(watched.count)
-        if found is None:
+        if run is None:
             lines = watch_frame.waiting(place, size, footer)
         else:
-            lines = watch_frame.frame(found, paces.of(found), size, footer)
+            lines = watch_frame.frame(run, paces.current(run), size, footer)
         if (size, lines) != drawn:
             screen.draw(lines)
             drawn = size, lines
@@ -131,16 +121,15 @@ def live(watched: WatchedRun, paces: Paces, screen: "Screen", place: str) -> int
 
 
 def keys(runs: int) -> str:
-    """Return the footer of a frame, which lists the keys."""
     return f"q quit   n older run   p newer run   {runs:,} runs here" if runs > 1 else "q quit"
 
 
 def _found(watched: WatchedRun, arguments: argparse.Namespace) -> RecordedRun:
-    found = watched.look()
-    if found is None:
+    run = watched.look()
+    if run is None:
         which = f"no run whose id begins with {arguments.run!r}" if arguments.run else "no run"
         raise ConfigError(f"{arguments.directory}: {which} in or below this directory.")
-    return found
+    return run
 
 
 def _prom(path: Path) -> Path:
@@ -150,7 +139,7 @@ def _prom(path: Path) -> Path:
 
 
 def _redraws() -> bool:
-    """Return True if standard output is a terminal on which a new frame can replace the previous frame.
+    """True for a terminal on which a new frame can replace the previous frame.
 
     In a notebook, `!perf-callbacks watch` also writes to a terminal. But a notebook doesn't move the cursor, so frames
     would pile up.
@@ -160,8 +149,7 @@ def _redraws() -> bool:
 
 
 def _print(run: RecordedRun, paces: Paces) -> None:
-    """Print one frame, with colours if stdout is a terminal."""
-    lines = watch_frame.frame(run, paces.of(run), TerminalSize(columns=shutil.get_terminal_size().columns))
+    lines = watch_frame.frame(run, paces.current(run), TerminalSize(columns=shutil.get_terminal_size().columns))
     if not sys.stdout.isatty():
         print("\n".join(map(plain, encodable(lines, sys.stdout.encoding or "utf-8"))))
         return

@@ -36,23 +36,20 @@ STYLES = {
 }
 
 USUAL_SIZE = (80, 24)
-"""Columns and rows that are assumed if a terminal doesn't report its size."""
 
 TERMINATED = 143
-"""Exit status after SIGTERM."""
 
 
 def _frame(lines: Iterable[Line], *, ends: bool = False) -> Segments:
-    """Return lines that rich draws. If `ends` is true, a newline follows the bottom line."""
-    found: list[Segment] = []
+    """With `ends`, a newline follows the bottom line."""
+    segments: list[Segment] = []
     for line in lines:
-        found += [Segment(span.text, STYLES[span.style]) for span in line]
-        found.append(Segment.line())
-    return Segments(found if ends else found[:-1])
+        segments += [Segment(span.text, STYLES[span.style]) for span in line]
+        segments.append(Segment.line())
+    return Segments(segments if ends else segments[:-1])
 
 
 def print_lines(lines: Sequence[Line]) -> None:
-    """Print a frame once."""
     console = _console()
     console.print(_frame(encodable(lines, console.encoding), ends=True), overflow="ignore", crop=False)
 
@@ -86,7 +83,7 @@ class Screen:
         self._undo.close()
 
     def _leave(self) -> None:
-        """Leave the alternate screen, and print the first paragraph of the last frame."""
+        """Print the first paragraph of the last frame."""
         self._live.stop()
         paragraph = itertools.takewhile(bool, self._last)
         self._console.print(_frame(paragraph, ends=True), overflow="ignore", crop=False)
@@ -115,19 +112,16 @@ class Screen:
         self._live.update(_frame(self._last), refresh=True)
 
     def keys(self, seconds: float) -> str:
-        """Wait for a key for at most `seconds`. Return the keys that were pressed, without escape sequences.
-
-        Return "q" if the terminal is gone.
-        """
+        """Wait for a key, and return those that were pressed, without escape sequences. "q" if the terminal is gone."""
         if self._input is None:
             sleep(seconds)
             return ""
         if not select.select([self._input], [], [], seconds)[0]:
             return ""
-        found = os.read(self._input, 1024)
-        if not found:
+        pressed = os.read(self._input, 1024)
+        if not pressed:
             return "q"
-        return "" if found.startswith(b"\x1b") else found.decode(errors="replace").lower()
+        return "" if pressed.startswith(b"\x1b") else pressed.decode(errors="replace").lower()
 
 
 def _terminated(_number: int, _frame: FrameType | None) -> None:

@@ -1,4 +1,4 @@
-"""The run that `perf-callbacks watch` shows. From time to time, the command searches for a newer run."""
+"""The run that `perf-callbacks watch` shows. Now and then, it searches for a newer run."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -9,14 +9,14 @@ from perf_callbacks.report.recorded_run import RecordedRun
 from perf_callbacks.report.run_reader import RunReader
 
 SEARCH_SECONDS = 2.0
-"""Smallest number of seconds between two searches for runs."""
+"""Between two searches for runs."""
 
 SEARCH_SHARE, WAITING_SHARE = 0.01, 0.1
-"""Largest share of the time that searches for runs may take. `WAITING_SHARE` applies while there is no run to show."""
+"""Largest share of the time for searches; `WAITING_SHARE` while there is no run to show."""
 
 
 class WatchedRun:
-    """Reads one run in or below a directory. Without an id, reads the newest run."""
+    """Reads one run in or below a directory: without an id, the newest."""
 
     def __init__(self, top: Path, reader: RunReader, wanted: str = "", clock: Callable[[], float] = monotonic) -> None:
         self._top, self._reader, self._wanted, self._clock = top, reader, wanted, clock
@@ -29,7 +29,7 @@ class WatchedRun:
         return len(self._runs)
 
     def look(self) -> RecordedRun | None:
-        """Return the run, read again from its files. None means that there is no run."""
+        """Read from its files again; None: there is no run."""
         began, shown = self._clock(), self._shown
         self._reader.refresh_locks()
         if began >= self._next_search:
@@ -44,13 +44,10 @@ class WatchedRun:
         return self._shown
 
     def choose(self, places: int) -> None:
-        """Show the run `places` positions after the current run in the list. If `places` is negative, show a newer run.
-
-        After the newest run is chosen, the screen always shows the newest run.
-        """
+        """Move in the list, to newer runs if negative. After the newest is chosen, it stays the newest."""
         if self._shown is None or not self._runs:
             return
-        names = [one.lead.run.run_id for one in self._runs]
+        names = [run.lead.run.run_id for run in self._runs]
         place = max(0, min(len(names) - 1, names.index(self._shown.lead.run.run_id) + places))
         self._wanted = names[place] if place else ""
         self._next_search = float("-inf")
@@ -60,8 +57,8 @@ class WatchedRun:
             self._runs = self._reader.nearest(self._top)
         except ConfigError:
             self._runs = []
-        found = next((one for one in self._runs if one.lead.run.run_id.startswith(self._wanted)), None)
+        run = next((other for other in self._runs if other.lead.run.run_id.startswith(self._wanted)), None)
         try:
-            return self._reader.whole(found) if found is not None and self._top.is_dir() else found
+            return self._reader.whole(run) if run is not None and self._top.is_dir() else run
         except OSError:  # the directory was just removed
             return None

@@ -9,7 +9,7 @@ __all__ = ["register_flop_formula"]
 
 
 def __getattr__(name: str) -> Any:
-    """Import a public name on first use, because the calculator and reports must not import torch."""
+    """On first use, because the calculator and reports must not import torch."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from perf_callbacks.flops.counting import formulas  # noqa: PLC0415 imports torch

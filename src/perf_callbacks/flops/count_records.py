@@ -3,10 +3,10 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
+from perf_callbacks.flops.by_shape.rating import PeakRating
+from perf_callbacks.flops.by_shape.shaped_work import CLOSED_FORM, COUNTED, ShapedWork
 from perf_callbacks.flops.counted_step import REST
 from perf_callbacks.flops.counting.counter import FlopCounter
-from perf_callbacks.flops.known_work.rating import Rating
-from perf_callbacks.flops.known_work.shaped_work import CLOSED_FORM, COUNTED, ShapedWork
 from perf_callbacks.flops.peaks.peak_rates import Peaks, advice
 from perf_callbacks.flops.peaks.peak_source import crowded, find, forget
 from perf_callbacks.flops.training_filter import TrainingFilter
@@ -15,16 +15,13 @@ from perf_callbacks.kernel.fit.recorder import Recorder, log
 from perf_callbacks.kernel.process.compiler import anything_compiled
 from perf_callbacks.kernel.records.flops_record import Flops
 
-ENOUGH = 0.98
-"""If the coverage of a count is below this share, its FLOPs are marked as a lower bound."""
+ENOUGH = 0.98  # below this coverage, a count is a lower bound
 
 _HEAVIEST = 20
 
 UPDATE = "operations outside of forward and backward after the first thousand without a product"
-"""Name of the work that a count leaves out, if there is any."""
 
-BY_MODULE = "FLOPs by module"
-"""Beginning of the error message if the FLOPs of a count can't be divided among the modules."""
+BY_MODULE = "FLOPs by module"  # of the error message if FLOPs can't be divided among modules
 
 
 def counted(
@@ -37,17 +34,7 @@ def counted(
     total: Work | None = None,
     missing: Sequence[str] = (),
 ) -> Flops:
-    """Return the `flops` record of a finished count.
-
-    Args:
-        counter: Counter of the step.
-        step: Number of the step.
-        tokens: Number of tokens in the step's batches.
-        source: How the FLOPs were found.
-        whole_step: False if a part of the step was left out.
-        total: Counted work that is certain, if this isn't all that was counted.
-        missing: Names of work that the count may not have seen, which makes the FLOPs a lower bound.
-    """
+    """`total` is the certain part of the count, `missing` names work that it may not have seen."""
     total, coverage, observed = total or counter.work(), counter.weights.coverage(), counter.observed
     modules = counter.modules.lines(total)  # may set `failure`
     six_n = 6 * counter.weights.multiplied_elements() * (tokens or 0)
@@ -76,7 +63,7 @@ def counted(
 
 
 def _left_out(counter: FlopCounter) -> Iterator[str]:
-    """Yield names of work that the model doesn't need, but the device did: HFU is a lower bound."""
+    """Yield work that the model doesn't need, but the device did: HFU is a lower bound."""
     if counter.limit is not None and counter.limit.left_update is not None:
         yield UPDATE
     if counter.limit is not None and counter.limit.ended is not None:
@@ -84,7 +71,6 @@ def _left_out(counter: FlopCounter) -> Iterator[str]:
 
 
 def estimated(work: Work, step: int, *, source: str = CLOSED_FORM) -> Flops:
-    """Return a `flops` record for FLOPs that were computed without a running step. Most other fields stay empty."""
     return Flops(
         step=step,
         model_flops=work.model_flops,
@@ -105,35 +91,33 @@ class CountRecords:
         self._recorder = recorder
         self._work = work
         self.apart: dict[str, int] = {}
-        """Number of model calls outside of the training's forward, for each name of a model. No count includes them."""
+        """Model calls outside of the training's forward, by the model's name. No count includes them."""
         self._failed = False
 
     def write(self, record: Flops) -> None:
-        """Write the `flops` record of a count, and compare its FLOPs with the device's peaks."""
         record, work = self._with_apart(record), self._work
         self._recorder.write(record)
-        failure = next((one for one in record.errors if one.startswith(BY_MODULE)), None)
+        failure = next((error for error in record.errors if error.startswith(BY_MODULE)), None)
         if failure is not None and not self._failed:
             self._failed = True
             log.warning("perf_callbacks: no %s. The FLOPs of the step are not affected.", failure)
         peaks = work.rating.peaks if work.rating is not None else self._peaks(record)
-        work.rate(Rating.of(record, peaks, work.rating, self._recorder.run.devices))
+        work.rate(PeakRating.from_count(record, peaks, work.rating, self._recorder.run.devices))
         if peaks is not None and work.rating is not None and work.rating.peak_flops_per_second is None:
             work.unknowns.peak = f"no peak is known for {work.rating.dtype} ({peaks.source})"
 
     def _peaks(self, record: Flops) -> Peaks | None:
-        """Return the peaks of the device. A measurement of the peaks, if necessary, takes about a second."""
         recorder = self._recorder
-        found = find(recorder.device, record.by_dtype, recorder.config)
-        if found is None:
+        peaks = find(recorder.device, record.by_dtype, recorder.config)
+        if peaks is None:
             why = crowded(recorder.device) if recorder.config.measure_peak != "off" else None
             self._work.unknowns.peak = why or f"no dense peak is known for {recorder.run.device}: set peak_tflops"
             if recorder.run.rank == 0:
                 log.warning("perf_callbacks: %s", f"{why}." if why else advice(recorder.run.device))
-        return found
+        return peaks
 
     def check_peak(self) -> None:
-        """Log a warning if training ran faster than the device's peak. If the peak was measured, delete it."""
+        """Warn if training ran faster than the device's peak. A measured peak is deleted."""
         exceeded, self._work.peak_exceeded = self._work.peak_exceeded, None
         if exceeded is None:
             return
@@ -142,7 +126,7 @@ class CountRecords:
             forget(self._recorder.device)
 
     def note_apart(self, training: TrainingFilter | None) -> None:
-        """Mark all FLOPs as a lower bound if a model, such as a teacher, ran outside of the training's forward."""
+        """All FLOPs are a lower bound if a model, such as a teacher, ran outside of the training's forward."""
         if training is None:
             return
         training.settle()

@@ -11,26 +11,16 @@ from perf_callbacks.kernel.process.compiler import generates_code
 
 COMPILED = "kernels that torch.compile generated"
 REST = "the rest of a step of very many operations"
-"""Work that a count may not have seen."""
 
 
 class CountedStep:
-    """Passes of a counted step. If the count ended early, only passes that were counted to their end are kept.
-
-    Args:
-        counter: Counter of the step.
-        calls: Forwards and backwards of the whole step.
-        batches: Batches of the step.
-    """
+    """Passes of a counted step. If the count ended early, only those counted to their end stay."""
 
     def __init__(self, counter: FlopCounter, calls: Calls, batches: Sequence[Batch]) -> None:
         self.calls, self.batches = calls, batches
-        self.passes = [Work(cells) for cells in counter.passes]
-        """Work of each forward with its backward."""
-        self.missing = [COMPILED] if generates_code() else []
-        """Work that the count may not have seen, so that its FLOPs are a lower bound."""
-        self.whole = True
-        """False: the count ended before the model had done its work."""
+        self.passes = [Work(cells) for cells in counter.passes]  # of each forward with its backward
+        self.missing = [COMPILED] if generates_code() else []  # if there is any, the FLOPs are a lower bound
+        self.whole = True  # False if the count ended before the model had done its work
         ended = None if counter.limit is None else counter.limit.ended
         if ended is not None and (ended[0] != calls or ended[1] in {Stage.FORWARD, Stage.BACKWARD}):
             self._cut(*ended)

@@ -5,9 +5,9 @@ from collections.abc import Mapping
 from torch import nn
 
 from perf_callbacks.flops import offline
+from perf_callbacks.flops.by_shape.shape_counts import SAME
 from perf_callbacks.flops.counted_step import CountedStep
 from perf_callbacks.flops.counting.counter import FlopCounter
-from perf_callbacks.flops.known_work.shape_counts import SAME
 from perf_callbacks.flops.offline import Example
 from perf_callbacks.flops.work import Work
 from perf_callbacks.kernel.batches.tensors import ShapeKey
@@ -16,7 +16,7 @@ from perf_callbacks.kernel.fit.recorder import Recorder, log
 
 
 class ModelCopy:
-    """Counts a forward and a backward of the model for batches of given shapes, without running the model."""
+    """Counts a forward and a backward for batches of given shapes, without running the model."""
 
     def __init__(self, recorder: Recorder, model: nn.Module) -> None:
         self._recorder = recorder
@@ -26,7 +26,7 @@ class ModelCopy:
         self._model = None
 
     def count(self, example: Example) -> FlopCounter | None:
-        """Count on a copy of the model with fake tensors. None: the copy can't run."""
+        """None: the copy can't run."""
         with guard(
             logs(log.info, "perf_callbacks could not count on fake tensors: %s.")
         ):  # a forward may raise any error
@@ -36,15 +36,10 @@ class ModelCopy:
         return None
 
     def closed_form(self, example: Example) -> Work | None:
-        """Return a lower bound from the model's configuration, or None if no bound is certain."""
         return None if self._model is None else offline.closed_form(self._model, example, self._recorder.autocast)
 
     def check(self, step: CountedStep, examples: Mapping[ShapeKey, Example]) -> FlopCounter | None:
-        """Compare an incomplete count with the copy. Return the count of the copy if it has more FLOPs.
-
-        If both have the same FLOPs, nothing is missing: the compiler left all products of the model to torch. The step
-        may also have more FLOPs, for example because it calls the model twice.
-        """
+        """Return the copy's count if it has more FLOPs. If they are equal, the compiler left all products to torch."""
         shapes = {batch.shape for batch in step.batches}
         example = examples.get(shapes.pop()) if step.missing and len(shapes) == 1 else None
         copied = None if example is None else self.count(example)

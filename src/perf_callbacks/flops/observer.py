@@ -1,7 +1,4 @@
-"""Count the FLOPs of a fit's second optimizer step, and of later steps with new batch shapes or new model calls.
-
-Some later steps are counted again as a check.
-"""
+"""Count the FLOPs of a fit's second optimizer step, of new batch shapes or model calls, and of some steps again."""
 
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
@@ -13,17 +10,17 @@ from typing import Any
 from torch import nn
 from typing_extensions import override
 
+from perf_callbacks.flops.by_shape.shape_counts import extent
+from perf_callbacks.flops.by_shape.shaped_work import COPY, ShapedWork
 from perf_callbacks.flops.count_records import CountRecords, counted, estimated
 from perf_callbacks.flops.count_schedule import CountSchedule
 from perf_callbacks.flops.counted_step import REST, CountedStep, why_useless
 from perf_callbacks.flops.counting.count_window import CountWindow
 from perf_callbacks.flops.counting.counter import FlopCounter
 from perf_callbacks.flops.counting.phases import in_backward
-from perf_callbacks.flops.known_work.shape_counts import extent
-from perf_callbacks.flops.known_work.shaped_work import COPY, ShapedWork
+from perf_callbacks.flops.fingerprint import WorkFingerprints
 from perf_callbacks.flops.model_copy import ModelCopy
 from perf_callbacks.flops.offline import Example, example_of
-from perf_callbacks.flops.outline import Outlines
 from perf_callbacks.flops.training_filter import TrainingFilter
 from perf_callbacks.kernel.batches.tensors import ShapeKey
 from perf_callbacks.kernel.engine.marks import ONE_MORE_FORWARD
@@ -38,30 +35,24 @@ from perf_callbacks.kernel.process.watchdog import WATCHDOG
 from perf_callbacks.kernel.records.fit_records import Run
 from perf_callbacks.kernel.weak_calls import weakly
 
-MOST_OWED = 8
-"""Largest number of batch shapes that wait for a count."""
+MOST_OWED = 8  # batch shapes that wait for a count
 
 MOST_OPERATIONS = 50_000
-"""A count ends after this many operations, which are the same on all ranks. A step of 80 layers has some 10,000."""
+"""A count ends after so many, the same on all ranks. A step of 80 layers has some 10,000."""
 
 MOST_STEPS = 3
 LEAST_SECONDS = 0.5
-"""In a job of one rank, a count also ends after three times the time of the fit's first step. Half a second is always
-allowed: noise would end the counts of short steps."""
+"""With one rank, a count also ends after three times the first step, but not within half a second: noise."""
 
 PATIENCE_SECONDS = 5.0
-PATIENCE_STEPS = 20
-"""The watchdog ends a count if no operation runs for 5 seconds or for the time of 20 steps, whichever is longer. A long
-time without operations may mean that the training loop has ended."""
+PATIENCE_STEPS = 20  # longest pause of operations in a count, whichever is longer: the loop may have ended
 
-LOOPS = ("loop", "accelerate")
-"""Integrations of plain training loops. A plain loop may run a forward without calling a watched function."""
+LOOPS = ("loop", "accelerate")  # a plain loop may run a forward without calling a watched function
 
 _trains = attrgetter("requires_grad")
 
 
 def begin(recorder: Recorder, training: Training) -> "Counting | None":
-    """Return an observer that counts the FLOPs of this fit, or None if counting is off or there is no model."""
     how = recorder.run.config["flops"]
     if training.model is None or how == "off":
         return None
@@ -76,10 +67,9 @@ def begin(recorder: Recorder, training: Training) -> "Counting | None":
 class Counting(Observer, Listener):
     """Counts the FLOPs of some steps of a fit, and writes a `flops` record for each count.
 
-    The metrics leave out counted steps. The first step is not counted, because it includes initialization and
-    compilation. Evaluation is never counted. Compiled code runs as it does in any other step. So its count is a lower
-    bound, and FLOPs that are computed on a copy of the model replace the count if the copy can run. The field `source`
-    of the record says how the FLOPs were found.
+    Metrics leave out counted steps. The first step, with initialization and compilation, and evaluation are never
+    counted. Compiled code runs as ever, so its count is a lower bound, replaced by that of a copy of the model if it
+    can run. The record's `source` says which.
     """
 
     def __init__(self, recorder: Recorder, model: nn.Module, *, live: bool) -> None:
@@ -96,22 +86,18 @@ class Counting(Observer, Listener):
         self._before = 0
         self._first = recorder.run.step
         self.work = ShapedWork(recorder.reader, trained=self.trained, on_change=self.wake)
-        """Known FLOPs of the fit, by batch shape."""
         self._schedule = CountSchedule(self.work)
         self._spans = 0
         self._closed = False
         self._began = recorder.clock()
-        self._usual_until: float | None = None
-        """Time at which the counted step would have ended without the count, or None if this time is unknown."""
-        self._next_after = 0  # number of steps after which a count or an outline is due
-        self._examples: dict[ShapeKey, Example] = {}
-        """Batches whose shapes have no known FLOPs yet."""
+        self._usual_until: float | None = None  # when the counted step would have ended without the count
+        self._next_after = 0  # number of steps after which a count or a fingerprint is due
+        self._examples: dict[ShapeKey, Example] = {}  # batches whose shapes have no known FLOPs yet
         self.work.unknowns.counting = "the fit ended before a step was counted"
         self._records = CountRecords(recorder, self.work)
-        self._looks = Outlines(recorder, self.work)
+        self._looks = WorkFingerprints(recorder, self.work)
 
     def trained(self) -> tuple[bool, ...]:
-        """Return `requires_grad` of each parameter of the model."""
         return tuple(map(_trains, self._parameters))
 
     def wake(self) -> None:
@@ -135,7 +121,7 @@ class Counting(Observer, Listener):
             if self._usual_until is not None:
                 self._schedule.took(self._recorder.clock() - self._usual_until)
             self._window = None
-            self._put_down(window.counter, self._training, step, whole=there and not window.counter.inert)
+            self._store_count(window.counter, self._training, step, whole=there and not window.counter.inert)
         self._looks.end(step)
 
     @override
@@ -143,7 +129,7 @@ class Counting(Observer, Listener):
         if self._left:
             for window in self._left:
                 window.close()
-            self._left = [one for one in self._left if one.left_behind]
+            self._left = [window for window in self._left if window.left_behind]
         self._schedule.steps = self._recorder.step - self._first
         if self._schedule.steps < self._next_after:
             return
@@ -165,17 +151,13 @@ class Counting(Observer, Listener):
 
     @override
     def loader_left(self, *, exhausted: bool) -> None:
-        """Drop the outline. If the loop left its loader early, remove the FLOP counter from the thread.
-
-        The counter is removed now, because training may be over, and only the training thread can remove its own
-        counter.
-        """
+        """Only the training thread can remove its counter, and training may be over after an early exit."""
         self._looks.drop()
         if self._window is not None and not exhausted:
             self._window.step_aside()
 
     def builds_graph(self) -> None:
-        """Record one more forward when the program calls `grad` with `create_graph`, as for a gradient penalty."""
+        """Called for `grad` with `create_graph`, as for a gradient penalty."""
         if not (self._spans or in_backward()) and get_ident() == self._thread:
             for mark in ONE_MORE_FORWARD:
                 self._recorder.enter(mark)
@@ -224,27 +206,22 @@ class Counting(Observer, Listener):
         self._window = None
 
     def _look_at_clock(self) -> None:
-        """Set how much time the counting of FLOPs may take.
-
-        A job of several ranks has no time budget, because ranks of different speed would choose different steps to
-        count.
-        """
+        """Several ranks have no time budget: at different speeds they would count different steps."""
         if alone(self._recorder.run):
             self._schedule.elapsed_seconds = self._recorder.clock() - self._began
 
     def _next(self) -> int:
-        """Return the number of completed steps after which the next count or outline is due."""
         step, looks = self._recorder.step, self._looks.after
         return self._schedule.next(step, examples=self._examples, look_after=looks, live=self._live)
 
     @property
     def _counts(self) -> bool:
-        """True if a counter may watch the operations of a step. It changes none of them, whatever this rank decides."""
+        """True if a counter may watch a step: it changes no operation, whatever this rank decides."""
         able = RUNS_UNDER_MODES or not compiles()
         return self._live and able and not device.device_at(self._recorder.device).captures
 
     def _await(self) -> None:
-        """For each waiting batch shape, make the batch reader treat the next batch of this shape as new."""
+        """The next batch of each waiting shape is new to the batch reader."""
         for shape in self._examples:
             self._recorder.reader.forget(shape)
         self._examples.clear()
@@ -270,7 +247,6 @@ class Counting(Observer, Listener):
             self._window.open()
 
     def _spent_by(self, end: float) -> Callable[[int], bool]:
-        """Return a function that is True once a count has cost enough."""
         clock, end = self._recorder.clock, max(end, self._recorder.clock() + LEAST_SECONDS)
         timed = alone(self._recorder.run)
         return lambda operations: operations > MOST_OPERATIONS or (timed and clock() > end)
@@ -278,30 +254,23 @@ class Counting(Observer, Listener):
     def _shut(self, window: CountWindow) -> None:
         window.close()
         self._recorder.tape.unfollow()
-        self._left = [one for one in (*self._left, window) if one.left_behind]
-        for one in self._left:
-            one.close()
+        self._left = [left for left in (*self._left, window) if left.left_behind]
+        for left in self._left:
+            left.close()
 
-    def _put_down(self, counter: FlopCounter, training: TrainingFilter, step: int, *, whole: bool) -> None:
+    def _store_count(self, counter: FlopCounter, training: TrainingFilter, step: int, *, whole: bool) -> None:
         """Store the FLOPs of a counted step, unless its count is useless.
 
-        The count of a step is useless in five cases:
-
-        - An exception was raised in a step of several batches, and training continued.
-        - A part of the step ran before the count began, as in a loop that calls no watched function.
-        - The step trained on no new batch.
-        - The count has no matrix products. A count without matrix products is useful only for a whole step without a
-          backward. An earlier count must also have had matrix products.
-        - The step had forwards or backwards that the trainer did not announce. If there is no earlier count, later
-          counts include unannounced forwards and backwards.
-
-        The first count ends with a step that has a backward. The first count also ends when the budget of counts is
-        used up.
+        It is if an exception was raised in a step of several batches, and training continued; a part ran before the
+        count began, as in a loop that calls no watched function; the step trained on no new batch; there are no matrix
+        products, except in a whole step without a backward after an earlier count with some; or the trainer did not
+        announce forwards or backwards, which later counts include if there is no earlier one. The first count ends with
+        a step that has a backward, or when the budget of counts is used up.
         """
         self._recorder.look_up(counter.observed.lookups)
         work = self.work
-        found = CountedStep(counter, training.stage_tracker.calls, self._recorder.engine.batches[self._before :])
-        total, batches, calls = found.total, found.batches, found.calls
+        counted_step = CountedStep(counter, training.stage_tracker.calls, self._recorder.engine.batches[self._before :])
+        total, batches, calls = counted_step.total, counted_step.batches, counted_step.calls
         nothing_announced = not calls.forwards and work.rating is None
         unannounced = self._announced and (nothing_announced or (training.unannounced and not calls.backwards))
         if unannounced and work.rating is None:
@@ -320,14 +289,14 @@ class Counting(Observer, Listener):
         if self._model is not None:
             self._parameters = list(self._model.parameters())
             work.look(step)
-        copied = self._copy.check(found, self._examples)
-        self._live = self._live and copied is None and REST not in found.missing  # a recount would differ
+        copied = self._copy.check(counted_step, self._examples)
+        self._live = self._live and copied is None and REST not in counted_step.missing  # a recount would differ
         if copied is not None:
             work.learn([batches[0].shape], [copied.work()], source=COPY)
-        elif found.missing and work.covers([batch.shape for batch in batches], total, calls):
+        elif counted_step.missing and work.covers([batch.shape for batch in batches], total, calls):
             return
         else:
-            work.learn([batch.shape for batch in batches], found.passes, calls, step=step)
+            work.learn([batch.shape for batch in batches], counted_step.passes, calls, step=step)
         if not total.model_flops:
             return
         work.unknowns.counting = None
@@ -336,14 +305,13 @@ class Counting(Observer, Listener):
         if copied is not None:
             self._records.write(counted(copied, step, tokens, source=COPY))
         else:
-            whole = found.whole and not self._before
-            self._records.write(counted(counter, step, tokens, whole_step=whole, total=total, missing=found.missing))
+            whole = counted_step.whole and not self._before
+            self._records.write(
+                counted(counter, step, tokens, whole_step=whole, total=total, missing=counted_step.missing)
+            )
 
     def _work_out(self) -> None:
-        """Compute the FLOPs of a waiting batch shape without running a training step.
-
-        A copy of the model runs on fake tensors. If the copy can't run, a closed form is used.
-        """
+        """Compute a waiting shape's FLOPs on fake tensors or by a closed form, without a training step."""
         work = self.work
         examples = {shape: example for shape, example in self._examples.items() if work.wants(shape)}
         if not self._schedule.done:
@@ -368,10 +336,10 @@ class Counting(Observer, Listener):
             made = counted(counter, self._recorder.step, rows * length, source=COPY), counter.work()
         if made is None:
             work.unknowns.counting = "a fake-tensor copy of the model can't be run, and there is no closed form for it"
-            found = self._copy.closed_form(example)
-            if found is None:
+            closed_form = self._copy.closed_form(example)
+            if closed_form is None:
                 return
-            made = estimated(found, self._recorder.step), found
+            made = estimated(closed_form, self._recorder.step), closed_form
         record, total = made
         if not total.model_flops:
             return
@@ -381,5 +349,5 @@ class Counting(Observer, Listener):
 
 
 def alone(run: Run) -> bool:
-    """Return True if the time of a process may decide which steps are counted, and for how long."""
+    """Return True if a process's time may decide which steps are counted, and for how long."""
     return run.world_size == 1

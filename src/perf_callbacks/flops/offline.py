@@ -1,9 +1,7 @@
-"""Compute the FLOPs of a model without running a training step.
+"""The FLOPs of a model without a training step: if it is compiled, or for an estimate.
 
-This module is for a model that is compiled, and for an estimate that the user asks for. It counts the FLOPs on
-a copy of the model with fake tensors, which have shapes but no values. If the copy can't run, a closed form computes
-the FLOPs from the configuration of the model. The closed form needs a known, unchanged decoder from the package
-transformers.
+They are counted on a copy with fake tensors, which have shapes but no values, or else follow from the configuration of
+a known, unchanged decoder from transformers.
 """
 
 import copy
@@ -24,23 +22,21 @@ from torch.utils._pytree import tree_leaves
 from perf_callbacks.flops.calculator.architecture import FAMILIES, Architecture, dimensions
 from perf_callbacks.flops.calculator.conventions import ConventionWork, matmul
 from perf_callbacks.flops.counting.counter import FlopCounter
-from perf_callbacks.flops.work import Cell, Work
+from perf_callbacks.flops.work import Work, WorkKey
 from perf_callbacks.kernel.settings.config import ConfigError
 
 Example = Mapping[str, tuple[tuple[int, ...], torch.dtype, torch.device]]
-"""Maps the name of each tensor of a batch to the tensor's shape, dtype and device."""
 
 
 def example_of(tensors: Mapping[str, Any]) -> Example:
-    return {name: (tuple(one.shape), one.dtype, one.device) for name, one in tensors.items()}
+    return {name: (tuple(tensor.shape), tensor.dtype, tensor.device) for name, tensor in tensors.items()}
 
 
 def count(model: nn.Module, example: Example, autocast: torch.dtype | None = None) -> FlopCounter:
-    """Count the FLOPs of a forward and a backward on a copy of a Hugging Face model.
+    """Count a forward and a backward on a copy of a Hugging Face model with fake tensors. The model stays as it is.
 
-    The copy has fake tensors, which have shapes but no values. The model itself is not changed. Raise an error if the
-    copy can't run, or would run code of the program, which may draw random numbers or count its calls. `autocast` is
-    the dtype of an autocast around the model's call.
+    Raise an error if the copy can't run, or would run code of the program, which may draw random numbers or count its
+    calls. `autocast` is the dtype of an autocast around the model's call.
     """
     model = innermost(model)
     _check_code(model)
@@ -69,7 +65,7 @@ def count(model: nn.Module, example: Example, autocast: torch.dtype | None = Non
 def _check_code(model: nn.Module) -> None:
     """Raise `TypeError` unless a copy of the model runs code of `_STOCK` alone, none of it compiled.
 
-    Code of the program may have effects outside of the copy. Torch never compiles a function again that was called with
+    Code of the program may have effects outside of the copy. torch never again compiles a function that was called with
     fake tensors, so nothing inside of the model may be compiled.
     """
     for module in model.modules():
@@ -103,7 +99,7 @@ _WATCHES = (
 
 @contextmanager
 def _random_numbers() -> Iterator[None]:
-    """Restore all generators of random numbers that a model may use: wav2vec2 masks with NumPy's."""
+    """Restore all generators that a model may use: wav2vec2 masks with NumPy's."""
     python, numpy = random.getstate(), getattr(sys.modules.get("numpy"), "random", None)
     of_numpy = None if numpy is None else numpy.get_state()
     try:
@@ -116,11 +112,10 @@ def _random_numbers() -> Iterator[None]:
 
 
 def closed_form(model: nn.Module, example: Example, autocast: torch.dtype | None = None) -> Work | None:
-    """Return a lower bound of the FLOPs of a forward and a backward from the model's configuration.
+    """Return a lower bound for a forward and a backward by the model's configuration, or None if none is certain.
 
-    None means that no lower bound is certain. Each weight takes six FLOPs per token: two in the forward, two for the
-    gradient of the input, and two for the gradient of the weight. Attention over the full sequence length is added. In
-    a mixture of experts, only the active experts are counted. Recomputation and position embeddings are not included.
+    Each weight takes six FLOPs per token, two each in the forward and for the gradients of input and weight. Attention
+    over the full length is added; of a mixture, only active experts count. Recomputation and position embeddings don't.
     """
     model = innermost(model)
     if not _vouched(model, example):
@@ -136,10 +131,10 @@ def closed_form(model: nn.Module, example: Example, autocast: torch.dtype | None
     products, dtype = forward.layers + forward.head, str(autocast or model.dtype).removeprefix("torch.")
     return Work(
         {
-            Cell("forward", dtype, "matmul"): products,
-            Cell("backward", dtype, "matmul"): 2 * products,
-            Cell("forward", dtype, "attention"): forward.attention,
-            Cell("backward", dtype, "attention"): 2 * forward.attention,
+            WorkKey("forward", dtype, "matmul"): products,
+            WorkKey("backward", dtype, "matmul"): 2 * products,
+            WorkKey("forward", dtype, "attention"): forward.attention,
+            WorkKey("backward", dtype, "attention"): 2 * forward.attention,
         }
     )
 
@@ -147,25 +142,22 @@ def closed_form(model: nn.Module, example: Example, autocast: torch.dtype | None
 _INPUTS = {"input_ids", "attention_mask", "labels"}
 
 _MASKED_IN_FULL = {"eager", "sdpa", "flex_attention"}
-"""Attention implementations that also compute padding tokens, although a mask hides these tokens. Other implementations
-skip padding tokens."""
+"""They compute padding tokens too, although a mask hides them; others skip these."""
 
 
 def _vouched(model: nn.Module, example: Example) -> bool:
-    """Return True if the model is a decoder of a known class, is unchanged, and has no frozen parameters.
+    """Return True for an unchanged decoder of a known class without frozen parameters.
 
-    For such a model, the closed form gives at most the true FLOPs.
-
-    In a changed model, a custom head may process only some of the tokens, or a layer may be skipped. A model with an
-    adapter computes fewer gradients. Frozen layers before the first trained layer compute no gradients.
+    Else the closed form may exceed the true FLOPs: a custom head may process only some tokens, a layer may be skipped,
+    an adapter or frozen first layers compute fewer gradients.
     """
     config: Any = getattr(model, "config", None)
     attention = getattr(config, "_attn_implementation", None)
     return (
         getattr(config, "model_type", None) in FAMILIES
         and type(model).__name__.endswith(("ForCausalLM", "LMHeadModel"))
-        and all(type(one).__module__.partition(".")[0] in {"torch", "transformers"} for one in model.modules())
-        and all(_own_forward(one) for one in model.modules())
+        and all(type(module).__module__.partition(".")[0] in {"torch", "transformers"} for module in model.modules())
+        and all(_own_forward(module) for module in model.modules())
         and all(parameter.requires_grad for parameter in model.parameters())
         and "input_ids" in example
         and {*example} <= _INPUTS
@@ -175,22 +167,18 @@ def _vouched(model: nn.Module, example: Example) -> bool:
 
 
 def _own_forward(module: nn.Module) -> bool:
-    """Return True if a module runs the forward that its class defines.
-
-    Accelerate replaces a module's forward by a wrapper, and stores the original forward as `_original_forward`.
-    """
+    """Accelerate replaces a forward by a wrapper, and stores the original as `_original_forward`."""
     forward = getattr(module, "_original_forward", vars(module).get("forward"))
     return forward is None or getattr(forward, "__func__", None) is type(module).forward
 
 
 def _emptied(model: nn.Module, mode: FakeTensorMode) -> nn.Module:
-    """Return a copy of the model with fake tensors. Values of parameters and buffers are not copied."""
     memo: dict[int, Any] = {}
     for parameter in model.parameters():
         memo[id(parameter)] = nn.Parameter(mode.from_tensor(parameter.detach()), requires_grad=parameter.requires_grad)
     for module in model.modules():  # buffers, and tensors in attributes and their lists
         tensors = [leaf for leaf in tree_leaves([*vars(module).values()]) if isinstance(leaf, torch.Tensor)]
-        memo.update((id(one), mode.from_tensor(one.detach())) for one in tensors if id(one) not in memo)
+        memo.update((id(tensor), mode.from_tensor(tensor.detach())) for tensor in tensors if id(tensor) not in memo)
     copied: nn.Module = copy.deepcopy(model, memo)
     for module in copied.modules():
         for hooks in _HOOKS:  # the user's hooks must not run on the copy
@@ -202,7 +190,7 @@ def _emptied(model: nn.Module, mode: FakeTensorMode) -> nn.Module:
 
 
 class _Alone(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch leaves it untyped
-    """Refuses collectives. A copy of the model that talked to other ranks would disturb the training of all."""
+    """Refuses collectives: a copy that talked to other ranks would disturb their training."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if "c10d" in str(func):
@@ -214,7 +202,7 @@ _HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_hooks", "_backward_
 
 
 def _base(model: nn.Module) -> nn.Module:
-    """Return the model inside PEFT's wrapper, or the model itself. Wrapper and model take the same arguments."""
+    """Return the model inside PEFT's wrapper, which takes the same arguments."""
     base: Any = getattr(model, "get_base_model", None)
     return model if base is None else base()
 

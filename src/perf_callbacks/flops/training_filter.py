@@ -1,4 +1,4 @@
-"""Decide which operations of a counted step are training work, which means forward, backward and optimizer."""
+"""Decide which operations of a counted step are training work: forward, backward and optimizer."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -22,29 +22,23 @@ _BETWEEN = (Stage.OTHER, Stage.UNDECIDED)
 class TrainingFilter:
     """Decides which operations of a step are counted as training work.
 
-    A trainer announces each forward. A plain loop doesn't announce each forward. In a plain loop, an unannounced call
-    counts if the module is in training mode and gradients are enabled. Text generation and rewards are not counted. In
-    the forward of a plain loop, an operation is not counted if gradients are disabled and no module is running.
+    A trainer announces each forward. In a plain loop, an unannounced call counts if the module is in training mode and
+    gradients are enabled, without text generation and rewards; in its forward, operations don't count if gradients are
+    disabled and no module is running.
     """
 
     def __init__(self, tape: Tape, *, announced: bool) -> None:
         self.stage_tracker: StageTracker = tape.follow()
-        """Tracks the current stage of the step, such as forward or backward."""
         self._tape = tape
         self._announced = announced
-        self.unannounced = False
-        """True if a backward ran that the trainer did not announce."""
+        self.unannounced = False  # a backward ran that the trainer did not announce
         self.apart: Counter[str] = Counter()
-        """Maps the kind of an uncounted model call, such as "Teacher without gradients", to the number of such calls.
-
-        A call is included only if the loop runs a backward between the call and the fetch of the next batch.
-        """
-        self._waiting: Counter[str] = Counter()
-        """Model calls that move to `apart` if a backward follows."""
+        """Uncounted calls, such as "Teacher without gradients", that a backward follows before the next batch is
+        fetched."""
+        self._waiting: Counter[str] = Counter()  # they move to `apart` if a backward follows
         self._fetches = self._backwards = 0
 
     def is_training_work(self) -> bool:
-        """Return True if the next operation is training work. The counter calls this method before each operation."""
         stage = self.stage_tracker.stage
         if stage in _TRAINING:
             return self._announced or stage is not _FORWARD or is_grad_enabled() or _calling() is not None
@@ -59,7 +53,6 @@ class TrainingFilter:
         return module is not None and module.training
 
     def module_ended(self, module: nn.Module, result: object) -> None:
-        """Handle the end of a module's call. Store the call if its work is not counted."""
         self.settle()
         stage = self.stage_tracker.stage
         if stage in _TRAINING or stage is Stage.ASIDE or self._tape.part is not None or in_backward():
@@ -73,33 +66,28 @@ class TrainingFilter:
         self._waiting[f"{type(module).__name__} without gradients"] += 1
 
     def settle(self) -> None:
-        """Move waiting calls to `apart` if a backward followed.
-
-        Drop a waiting call if the loop fetched a batch between the call and the backward.
-        """
+        """Move waiting calls to `apart` if a backward followed; drop them if a batch was fetched in between."""
         if self._waiting and self.stage_tracker.calls.backwards > self._backwards:
             if self.stage_tracker.fetches_at_backward == self._fetches:
                 self.apart += self._waiting
             self._waiting.clear()
 
     def is_between_stages(self) -> bool:
-        """Return True if the training thread is between two stages, such as between forward and backward."""
         return self.stage_tracker.stage in _BETWEEN
 
 
 def _calling() -> nn.Module | None:
-    """Return the outermost module whose call is running, or None if no module's call is running."""
-    found: nn.Module | None = None
+    outermost: nn.Module | None = None
     for frame in callers():
         code = frame.f_code
         if code.co_name == "_call_impl" and code.co_filename.endswith("module.py"):
             module = frame.f_locals.get("self")
-            found = module if isinstance(module, nn.Module) else found
-    return found
+            outermost = module if isinstance(module, nn.Module) else outermost
+    return outermost
 
 
 def _generates() -> bool:
-    """Return True within `generate` of transformers, because generating text is not training work."""
+    """Within `generate` of transformers: generating text is not training."""
     return any(
         frame.f_code.co_name == "generate" and Path(frame.f_code.co_filename).parts[-2:] == ("generation", "utils.py")
         for frame in callers()
@@ -107,7 +95,6 @@ def _generates() -> bool:
 
 
 def _requires_grad(result: object, depth: int = 3) -> bool:
-    """Return True if a tensor in the result of a module requires gradients."""
     if isinstance(result, Tensor):
         return result.requires_grad
     if not depth:
@@ -117,5 +104,4 @@ def _requires_grad(result: object, depth: int = 3) -> bool:
 
 
 def _multiplies(module: nn.Module) -> bool:
-    """Return True if a module or one of its submodules multiplies by a matrix of weights."""
     return any(matrices(part) for part in module.modules())

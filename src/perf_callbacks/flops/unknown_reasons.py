@@ -1,4 +1,4 @@
-"""Collect the reasons why the FLOPs or the MFU of a fit are unknown."""
+"""Why the FLOPs or the MFU of a fit are unknown."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -8,50 +8,36 @@ from perf_callbacks.kernel.engine.ledger import reasons
 from perf_callbacks.kernel.records.summary_parts import FlopsSummary
 
 
-class Unknowns:
+class UnknownFlopsReasons:
     """Collects the reasons why the FLOPs or the MFU of a fit are unknown."""
 
     def __init__(self, reader: BatchReader) -> None:
         self._reader = reader
         self.varies: str | None = None
-        """Description of two steps that had equal batch shapes but different work. If there are such steps, all FLOPs
-        of the fit are unknown."""
-        self.counting: str | None = None
-        """Reason why no step was counted."""
-        self.peak: str | None = None
-        """Reason why the device's peak FLOP/s are unknown."""
+        """Two steps of equal batch shapes but different work: all FLOPs of the fit are unknown."""
+        self.counting: str | None = None  # why no step was counted
+        self.peak: str | None = None  # why the device's peak FLOP/s are unknown
         self._causes: Counter[str] = Counter()
 
     def note(self, cause: str) -> None:
-        """Count a step whose FLOPs are unknown for the reason `cause`."""
         self._causes[cause] += 1
 
-    def summary(self, steps: int, known: int, excluded: Mapping[str, int]) -> FlopsSummary:
-        """Return the reasons why FLOPs and MFU of a fit are unknown.
+    def summary(self, steps: int, known_steps: int, excluded: Mapping[str, int]) -> FlopsSummary:
+        """`steps` are those in the metrics, `known` those of them with known FLOPs, `excluded` the others by reason."""
+        mfu_unknown = self.peak if known_steps and self.varies is None else None
+        return FlopsSummary(unknown=self._flops(steps, known_steps, excluded), mfu_unknown=mfu_unknown)
 
-        Args:
-            steps: Number of steps that the metrics include.
-            known: Number of included steps whose FLOPs are known.
-            excluded: Number of steps that the metrics exclude, by reason.
-        """
-        mfu_unknown = self.peak if known and self.varies is None else None
-        return FlopsSummary(unknown=self._flops(steps, known, excluded), mfu_unknown=mfu_unknown)
-
-    def _flops(self, steps: int, known: int, excluded: Mapping[str, int]) -> str | None:
+    def _flops(self, steps: int, known_steps: int, excluded: Mapping[str, int]) -> str | None:
         if self.varies is not None:
             return self.varies
         if not steps:
             return self.counting or f"all steps are excluded: {reasons(excluded)}"
-        if known == steps:
+        if known_steps == steps:
             return None
-        return f"known for {known:,} of {steps:,} steps: {self._cause()}" if known else self._cause()
+        return f"known for {known_steps:,} of {steps:,} steps: {self._cause()}" if known_steps else self._cause()
 
     def _cause(self) -> str:
-        """Return the main cause of unknown FLOPs.
-
-        The main cause is an unreadable batch if there is one. Otherwise, the main cause is the reason why no step was
-        counted. If a step was counted, the main cause is the most frequent cause.
-        """
+        """Return the main cause: an unreadable batch, else why no step was counted, else the most frequent."""
         unreadable = self._reader.unreadable
         if UNREAD in self._causes and unreadable is not None:
             return f"the batch is a {unreadable} whose shapes can't be read"
@@ -61,7 +47,7 @@ class Unknowns:
 
 
 def checked(source: str, checked_step: int | None, step: int) -> str:
-    """Describe the source of a fit's FLOPs. If the last recount was long ago, add the step of that recount.
+    """Describe the source of a fit's FLOPs, with the step of the last recount if it was long ago.
 
     >>> checked("counted", None, 4), checked("counted, scaled", 304, 700), checked("counted", 690, 700)
     ('counted once', 'counted, scaled (last checked at step 304)', 'counted')
@@ -72,19 +58,12 @@ def checked(source: str, checked_step: int | None, step: int) -> str:
     return f"{source} (last checked at step {checked_step:,})" if late else source
 
 
-UNCHECKED_STEPS = 100
-"""If the fit goes on for more than this many steps after its most recent recount, the fit's summary names the step of
-the recount."""
+UNCHECKED_STEPS = 100  # steps after the most recent recount, from which the summary names its step
 
 UNREAD = "the shapes of its batches can't be read"
-"""Cause of unknown FLOPs: the shapes of a batch can't be read."""
 
 NO_BATCH = "these steps trained on no new batch; batches that a loop keeps, as with itertools.cycle, are not seen"
-"""Cause of unknown FLOPs: a step took no batch from the loader, or only a batch that an earlier step already used."""
 
-UNEVEN = "batches differ in shape and in their calls of the model"
-"""Cause of unknown FLOPs: the batches of a step had different shapes and different model calls. For example, one of the
-batches had no backward."""
+UNEVEN = "batches differ in shape and in their calls of the model"  # for example, one of the batches had no backward
 
 NEW_SIZE = "batches have shapes that were not counted and don't scale"
-"""Cause of unknown FLOPs: a batch has a new size, and the FLOPs of counted batches can't be scaled to this size."""

@@ -1,7 +1,7 @@
 """FLOPs of a step, by phase, dtype and kind of operation.
 
-A FLOP is one multiplication or one addition of floating-point numbers, so a multiply-accumulate is two FLOPs. Only
-matmuls, convolutions and attention count. Elementwise operations are not counted.
+A FLOP is one multiplication or addition of floating-point numbers; a multiply-accumulate is two. Only matmuls,
+convolutions and attention count, elementwise operations don't.
 """
 
 from collections import Counter
@@ -10,21 +10,19 @@ from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
 Phase = Literal["forward", "backward", "recompute", "attention_recompute", "optimizer"]
-"""Phase of an operation. "recompute" means a forward that runs again in the backward, mostly by activation
-checkpointing. "attention_recompute" means scores that the backward of a fused attention kernel computes again."""
+""""recompute": a forward that runs again in the backward, mostly by activation checkpointing. "attention_recompute":
+scores that the backward of a fused attention kernel computes again."""
 
 Kind = Literal["matmul", "attention", "convolution"]
 
-MODEL: tuple[Phase, ...] = ("forward", "backward")
-"""Phases whose FLOPs are model FLOPs. Model FLOPs don't include recomputation."""
+MODEL: tuple[Phase, ...] = ("forward", "backward")  # of model FLOPs, which don't include recomputation
 
 
-class Cell(NamedTuple):
+class WorkKey(NamedTuple):
     """Phase, dtype and kind of operations whose FLOPs are added up."""
 
     phase: Phase
-    dtype: str
-    """Dtype of the operands, as torch spells it. The name is "tfloat32" if torch multiplies float32 in TF32."""
+    dtype: str  # of the operands, as torch spells it; "tfloat32" if torch multiplies float32 in TF32
     kind: Kind
 
 
@@ -32,46 +30,44 @@ class Cell(NamedTuple):
 class Work:
     """FLOPs by phase, dtype and kind of operation.
 
-    >>> Work({Cell("forward", "float32", "matmul"): 10, Cell("recompute", "float32", "matmul"): 10}).hardware_flops
+    >>> forward, again = WorkKey("forward", "float32", "matmul"), WorkKey("recompute", "float32", "matmul")
+    >>> Work({forward: 10, again: 10}).hardware_flops
     20
     """
 
-    cells: Mapping[Cell, int] = field(default_factory=dict)
+    cells: Mapping[WorkKey, int] = field(default_factory=dict)
 
     @property
     def model_flops(self) -> int:
-        """FLOPs of forward and backward, without recomputation: the numerator of MFU."""
+        """Without recomputation: the numerator of MFU."""
         return sum(flops for cell, flops in self.cells.items() if cell.phase in MODEL)
 
     @property
     def hardware_flops(self) -> int:
-        """All executed FLOPs, with recomputation: the numerator of HFU."""
+        """With recomputation: the numerator of HFU."""
         return sum(self.cells.values())
 
     @property
     def by_phase(self) -> dict[str, int]:
-        """FLOPs by phase. Phases without FLOPs are left out."""
         return _sums((cell.phase, flops) for cell, flops in self.cells.items())
 
     @property
     def by_dtype(self) -> dict[str, int]:
         return _sums((cell.dtype, flops) for cell, flops in self.cells.items() if cell.phase in MODEL)
 
-    def of(self, *, optimizer: bool) -> "Work":
-        """Return the FLOPs of the optimizer if `optimizer` is True, or else the FLOPs of all other phases."""
+    def select(self, *, optimizer: bool) -> "Work":
         return Work({cell: flops for cell, flops in self.cells.items() if (cell.phase == "optimizer") is optimizer})
 
     @staticmethod
     def sum(works: Iterable["Work"]) -> "Work":
-        """Return the sum of several `Work` objects."""
-        total: Counter[Cell] = Counter()
+        total: Counter[WorkKey] = Counter()
         for work in works:
             total.update(work.cells)
         return Work(total)
 
 
 def beside_model(phases: Collection[str]) -> str:
-    """Return words for the executed FLOPs that are no model FLOPs. Empty: all executed FLOPs are model FLOPs.
+    """Return words for the executed FLOPs that are no model FLOPs; empty if there are none.
 
     >>> beside_model(["forward", "recompute", "optimizer"])
     "recomputation and the optimizer's products"

@@ -7,24 +7,18 @@ from collections.abc import Callable, Mapping
 from perf_callbacks.kernel.clock import perf_counter
 from perf_callbacks.kernel.process.collector import FULL
 
-MOST_YOUNG = 500_000
-"""A rank that has made more than this many new objects since its previous collection collects garbage immediately."""
+MOST_YOUNG = 500_000  # new objects since the previous collection, above which a rank collects at once
 
-GROWTH = 0.1
-"""A rank collects garbage immediately if its memory use has grown by more than 10%. The growth must also exceed
-`LEAST_GROWTH` bytes."""
+GROWTH = 0.1  # growth of memory since the previous collection, above which a rank collects at once
 
-LEAST_GROWTH = 256_000_000
-"""If memory has grown by this many bytes or less, the growth is no reason to collect garbage at once."""
+LEAST_GROWTH = 256_000_000  # bytes; less growth is no reason to collect at once
 
 
-LOOK_SECONDS = 0.25
-"""Number of seconds that should pass between two checks for garbage. Soon after the beginning of a fit, checks are more
-frequent."""
+LOOK_SECONDS = 0.25  # seconds between two checks, more often soon after the beginning of a fit
 
 
 class Growth:
-    """Watches the growth of garbage on this rank, and collects garbage that grows too fast."""
+    """Watches this rank's garbage, and collects what grows too fast."""
 
     def __init__(self, memory: Callable[[], Mapping[str, int]], young: int, collect: Callable[[int], int]) -> None:
         self._memory, self._young, self._collect = memory, young, collect
@@ -32,14 +26,10 @@ class Growth:
         self._looked_at = 0, -math.inf
 
     def begin(self) -> None:
-        """Store the memory in use now. Later growth is measured from this amount."""
         self._base = self._memory()
 
     def relieve(self, step: int) -> tuple[str, bool] | None:
-        """After a step, collect garbage if there is too much garbage. Return None if no collection was needed.
-
-        Return the reason for the collection, and True if it freed more than half of the new objects or new memory.
-        """
+        """Collect if there is too much garbage. Return the reason, and True if more than half of the new was freed."""
         young = gc.get_count()[0]
         if young > MOST_YOUNG:
             return f"{young:,} new objects after step {step}", 2 * self._collect(self._young) > young
@@ -54,7 +44,6 @@ class Growth:
         return f"{grown[0]} memory {used[grown[0]] / 1e6:,.0f} MB after step {step}", helped
 
     def patience(self, step: int) -> int:
-        """Return the number of steps until the next check for garbage, computed from the time of recent steps."""
         (before, then), self._looked_at = self._looked_at, (step, perf_counter())
         return math.ceil(LOOK_SECONDS * (step - before) / max(self._looked_at[1] - then, 1e-9))
 

@@ -1,10 +1,8 @@
 """The checklist item `gc`: garbage is collected at the same step on all ranks, and long-lived objects are frozen.
 
-Python's automatic collections come at different steps on different ranks, and all ranks wait whenever one rank
-collects. So the item turns automatic collection off at the end of a fit's second step, when lazy imports and optimizer
-states exist. After the second step, the step counter triggers collections. The first full collection also freezes all
-live objects, so that later collections are cheap. A short fit ends before the first full collection, and so freezes no
-objects.
+Automatic collections come at different steps on different ranks, and all ranks wait for the one that collects. They are
+off from the end of a fit's second step, when lazy imports and optimizer states exist. The first full collection freezes
+all live objects, so that later ones are cheap; a short fit ends before it.
 """
 
 import weakref
@@ -22,24 +20,19 @@ from perf_callbacks.kernel.settings.config import PerfConfig
 
 YOUNG = 1
 
-RARER = 10
-"""Every tenth collection is full. Only a full collection frees a reference cycle that survived a young collection."""
+RARER = 10  # every tenth collection is full: only a full one frees a cycle that survived a young one
 
-ASKED = "gc_interval"
-"""Name under which ranks exchange their proposed intervals between collections."""
+ASKED = "gc_interval"  # name under which ranks exchange the intervals they propose
 
-LEAST_INTERVAL = 10
-"""Shortest interval, in steps, that a rank proposes by itself. Only the user can set a shorter interval."""
+LEAST_INTERVAL = 10  # shortest interval, in steps, that a rank proposes; only the user can set a shorter one
 
-BEGIN_AFTER = 2
-"""Number of steps after which a fit's lazy imports, optimizer states and gradient buckets exist."""
+BEGIN_AFTER = 2  # steps after which lazy imports, optimizer states and gradient buckets exist
 
 
 SLUG = "gc"
 
 
 def decide(environment: Environment, config: PerfConfig) -> Checklist:
-    """Decide how garbage is to be collected during the fit."""
     before = "automatic" if environment.gc_enabled else "not automatic"
     before += f", thresholds {'/'.join(map(str, environment.gc_thresholds))}"
     frozen = environment.gc_frozen or 0
@@ -173,7 +166,6 @@ class ScheduledCollection(ActiveItem):
         self._due = step + 1
 
     def _freeze(self, step: int) -> None:
-        """Run a full collection, and freeze all live objects, in time that belongs to no step."""
         with self._aside_of_steps():
             self._lease.collect(FULL, STARTUP)
             self._lease.freeze()
@@ -214,7 +206,7 @@ class ScheduledCollection(ActiveItem):
             self._freeze(step)
 
     def _collect_aside(self) -> None:
-        """Run a full collection in time that belongs to no step, unless the last full collection is recent."""
+        """Run a full collection in time that belongs to no step, unless the last one is recent."""
         if self._frozen and self._due != NEVER and self._aside - self._last_full >= self._apart:
             self._lease.collect(FULL)
             self._last_full = self._aside
@@ -224,10 +216,6 @@ class ScheduledCollection(ActiveItem):
         return max(1, self._interval // RARER)
 
     def _look(self, step: int) -> None:
-        """Collect at once if garbage grows too fast on this rank, and plan the next check.
-
-        Checks are frequent at the beginning, and rare if steps are short.
-        """
         relief = self._growth.relieve(step)
         if relief is not None:
             reason, helped = relief

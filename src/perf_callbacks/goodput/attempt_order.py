@@ -10,14 +10,13 @@ from perf_callbacks.report.history import Attempt
 
 
 def in_order(attempts: Iterable[Attempt]) -> list[tuple[float, Attempt]]:
-    """Sort attempts by their start. Return a pair for each attempt: its start in unix time, and the attempt.
+    """Return each attempt with its start in unix time. A resumed attempt comes after the attempt that it resumed.
 
-    A resumed attempt comes after the attempt that it resumed. Attempts of the same boot of a machine are ordered by the
-    time since boot, because somebody may change the wall clock. The unix time of a boot comes from the wall
-    clock of the boot's most recent attempt.
+    Attempts of one boot are ordered by the time since boot, because somebody may change the wall clock. The unix time
+    of a boot comes from the wall clock of the boot's most recent attempt.
     """
-    found = [*attempts]
-    runs = sorted([one.run for one in found], key=lambda run: (_uptime(run), _key(run)))
+    unsorted = [*attempts]
+    runs = sorted([attempt.run for attempt in unsorted], key=lambda run: (_uptime(run), _key(run)))
     boots = {run.boot_id: run for run in runs if run.boot_id}
 
     def start(run: Run) -> float:
@@ -25,8 +24,10 @@ def in_order(attempts: Iterable[Attempt]) -> list[tuple[float, Attempt]]:
         began = run.started_unix if last is None else last.started_unix - _uptime(last) + _uptime(run)
         return began if math.isfinite(began) else 0.0
 
-    timed = sorted([(start(one.run), one) for one in found], key=lambda pair: (pair[0], _key(pair[1].run)))
-    by_start = {(one.run.run_id, one.run.started_unix): place for place, (_, one) in enumerate(timed)}
+    timed = sorted(
+        [(start(attempt.run), attempt) for attempt in unsorted], key=lambda pair: (pair[0], _key(pair[1].run))
+    )
+    by_start = {(attempt.run.run_id, attempt.run.started_unix): place for place, (_, attempt) in enumerate(timed)}
     placed: dict[int, tuple[float, Attempt]] = {}
     for place in range(len(timed)):
         line: list[int] = []
@@ -35,7 +36,7 @@ def in_order(attempts: Iterable[Attempt]) -> list[tuple[float, Attempt]]:
             line.append(parent)
             run = timed[parent][1].run
             parent = None if run.resumed_unix is None else by_start.get((run.run_id, run.resumed_unix))
-        placed |= {one: timed[one] for one in reversed(line)}
+        placed |= {attempt: timed[attempt] for attempt in reversed(line)}
     return [*placed.values()]
 
 
@@ -50,18 +51,17 @@ def _key(run: Run) -> tuple[float, int, int, str]:
 def parents(ordered: Sequence[Attempt]) -> list[int | None]:
     """Return for each attempt the index of the attempt that it resumed, or None if it began anew.
 
-    Usually the checkpoint names the resumed attempt. If the checkpoint names no attempt with a journal, the function
-    returns the most recent earlier attempt that reached the checkpoint's step. If no attempt reached the checkpoint's
-    step, the function returns the most recent earlier attempt that began at a lower step.
+    If the checkpoint names no attempt with a journal: the most recent earlier attempt that reached the checkpoint's
+    step, or else the most recent one that began at a lower step.
     """
-    found: list[int | None] = []
-    for place, one in enumerate(ordered):
-        run, earlier = one.run, range(place - 1, -1, -1)
+    origins: list[int | None] = []
+    for place, attempt in enumerate(ordered):
+        run, earlier = attempt.run, range(place - 1, -1, -1)
         named = (at for at in earlier if _identity(ordered[at]) == (run.run_id, run.resumed_unix))
         reached = (at for at in earlier if run.step and ordered[at].run.step < run.step <= last_step(ordered[at]))
         below = (at for at in earlier if ordered[at].run.step < run.step)
-        found.append(next(chain(named, reached, below), None))
-    return found
+        origins.append(next(chain(named, reached, below), None))
+    return origins
 
 
 def _identity(attempt: Attempt) -> tuple[str, float | None]:
@@ -73,18 +73,14 @@ def last_step(attempt: Attempt) -> int:
 
 
 def survivors(ordered: Sequence[Attempt]) -> list[int]:
-    """Return the number of surviving steps of each attempt.
-
-    The final model contains the surviving steps. All other steps are rolled back, for example steps that a later
-    attempt did again after a crash.
-    """
+    """Return the steps of each attempt that are in the final model; the others are rolled back."""
     kept = [0] * len(ordered)
     origins = parents(ordered)
     place: int | None = len(ordered) - 1 if ordered else None
     limit: int | None = None
     while place is not None:
-        one = ordered[place]
-        kept[place] = len(one.step) if limit is None else bisect_right(one.step, limit)
-        limit = one.run.step if limit is None else min(limit, one.run.step)
+        attempt = ordered[place]
+        kept[place] = len(attempt.step) if limit is None else bisect_right(attempt.step, limit)
+        limit = attempt.run.step if limit is None else min(limit, attempt.run.step)
         place = origins[place]
     return kept

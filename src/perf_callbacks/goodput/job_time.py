@@ -21,27 +21,22 @@ class AttemptTime:
 
     run: Run
     origin: int | None
-    """Index of the attempt whose checkpoint this attempt read. None: this attempt began anew, or the index is
-    unknown."""
+    """The attempt whose checkpoint this attempt read; None: it began anew, or the index is unknown."""
     began_seconds: float
-    """Seconds from the first start of the job to the start of this attempt's process."""
+    """From the first start of the job to the start of this attempt's process."""
     seconds: Mapping[str, float]
-    """Maps each kind of time to its seconds. The downtime before the attempt is included. Kinds that were not measured
-    are left out."""
+    """By kind, with the downtime before the attempt; kinds that were not measured are missing."""
     steps: int
     kept_steps: int
-    """Number of the attempt's steps that survive."""
     unseen_steps: int
-    """Number of steps that the summary counts but the journal lacks."""
     ended: bool | None
-    """True if the attempt ended normally, and False if it failed. None if it was killed, hangs or still runs."""
+    """False: it failed; None: it was killed, hangs or still runs."""
     failure: str | None
     tokens: float | None
-    """Number of tokens of all ranks in the surviving steps, or None if unknown."""
     rank_tokens: float | None
-    """Number of tokens in the surviving steps of the rank that wrote the journal."""
+    """Of the rank that wrote the journal, in the surviving steps."""
     joules: float | None
-    """Energy of the device of the rank that wrote the journal, or None if it was not measured."""
+    """Of the device of the rank that wrote the journal."""
 
     @property
     def devices(self) -> int:
@@ -53,7 +48,7 @@ class AttemptTime:
 
     @property
     def lacks_steps(self) -> bool:
-        """True if the journal may lack steps: the last steps before a kill, or steps after the journal was full."""
+        """Last steps before a kill are lost, and so are steps after the journal was full."""
         return self.ended is None or self.unseen_steps > 0
 
     @property
@@ -66,26 +61,25 @@ class JobTime:
     """Time of a job from the first start to the last sign of life."""
 
     attempts: tuple[AttemptTime, ...]
-    """Attempts of the job in the order of their starts. A job has at least one attempt."""
+    """In the order of their starts, at least one."""
     overlap_seconds: float
-    """Time in which several attempts seem to have run at once. Each of the overlapping attempts includes the overlap.
+    """Time in which several attempts seem to have run at once, because two resumed the same one or a clock was changed.
 
-    An overlap means that two attempts resumed the same attempt, or that somebody changed a clock.
+    Each of the overlapping attempts includes it.
     """
 
     @property
     def seconds(self) -> dict[str, float]:
-        """Seconds of each kind of time. Kinds that no attempt measured are left out."""
         return _sums(self.attempts, lambda _: 1)
 
     @property
     def device_seconds(self) -> dict[str, float]:
-        """Device seconds of each kind of time: the seconds of each attempt times the attempt's number of devices."""
-        return _sums(self.attempts, lambda one: one.devices)
+        """Seconds of each attempt times its number of devices."""
+        return _sums(self.attempts, lambda attempt: attempt.devices)
 
     @property
     def all_seconds(self) -> float:
-        """Time from the first start to the last sign of life, plus `overlap_seconds`."""
+        """From the first start to the last sign of life, plus `overlap_seconds`."""
         return sum(self.seconds.values())
 
     @property
@@ -95,7 +89,7 @@ class JobTime:
 
     @property
     def goodput(self) -> float | None:
-        """Share of all device time that surviving steps use, without waits for data and for other ranks."""
+        """Share of the device time that surviving steps use, without waits for data and for other ranks."""
         return _share((time_kinds.PRODUCTIVE,), self.device_seconds)
 
     @property
@@ -105,98 +99,96 @@ class JobTime:
     @property
     def lower_bound(self) -> bool:
         """True if more steps may have been rolled back, because the journal of an earlier attempt lacks steps."""
-        return any([one.lacks_steps for one in self.attempts[:-1]])
+        return any([attempt.lacks_steps for attempt in self.attempts[:-1]])
 
     @property
     def tokens(self) -> float | None:
-        """Number of tokens of all ranks in the surviving steps, or None if unknown."""
-        return _known_sum([one.tokens for one in self.attempts])
+        """Of all ranks in the surviving steps."""
+        return _known_sum([attempt.tokens for attempt in self.attempts])
 
     @property
     def joules(self) -> float | None:
-        """Energy of a device over all attempts with a measured energy, or None without such an attempt.
-
-        The device belongs to the rank whose journal was read.
-        """
-        return _known_sum([one.joules for one in self.attempts if one.joules is not None] or [None])
+        """Of the device of the journal's rank, over all attempts with a measured energy."""
+        return _known_sum([attempt.joules for attempt in self.attempts if attempt.joules is not None] or [None])
 
     @property
     def joules_per_token(self) -> float | None:
-        """Energy per token, for the rank of the journal. Attempts with unknown energy or tokens don't contribute."""
-        known = [one for one in self.attempts if one.joules is not None and one.rank_tokens is not None]
-        tokens = sum([one.rank_tokens or 0.0 for one in known])
-        return sum([one.joules or 0.0 for one in known]) / tokens if tokens else None
+        """Of the journal's rank, over the attempts with known energy and tokens."""
+        metered = [
+            attempt for attempt in self.attempts if attempt.joules is not None and attempt.rank_tokens is not None
+        ]
+        tokens = sum([attempt.rank_tokens or 0.0 for attempt in metered])
+        return sum([attempt.joules or 0.0 for attempt in metered]) / tokens if tokens else None
 
 
-def of(attempts: Iterable[Attempt]) -> JobTime:
-    """Return the time of a job. The attempts may be in any order.
-
-    Raise `ValueError` if there are no attempts, or if a journal holds impossible times.
-    """
+def from_attempts(attempts: Iterable[Attempt]) -> JobTime:
+    """Raise `ValueError` if there are no attempts, or if a journal holds impossible times."""
     timed = in_order(attempts)
-    ordered = [one for _, one in timed]
+    ordered = [attempt for _, attempt in timed]
     kept, origins = survivors(ordered), parents(ordered)
     first = covered = 0.0
-    found: list[AttemptTime] = []
-    for place, (begin, one) in enumerate(timed):
-        seconds = time_kinds.lasted(one)
+    times: list[AttemptTime] = []
+    for place, (begin, attempt) in enumerate(timed):
+        seconds = time_kinds.lasted(attempt)
         if place + 1 < len(timed):
-            seconds = max(one.seconds, min(seconds, timed[place + 1][0] - begin))
-        restore = max(0.0, one.run.restore_seconds or 0.0)
-        known = max(restore, one.run.process_seconds or 0.0)  # a later fit of a process doesn't know its startup
+            seconds = max(attempt.seconds, min(seconds, timed[place + 1][0] - begin))
+        restore = max(0.0, attempt.run.restore_seconds or 0.0)
+        startup = max(restore, attempt.run.process_seconds or 0.0)  # a later fit of a process doesn't know its startup
         if not place:
-            first = covered = begin - known
+            first = covered = begin - startup
         gap = max(0.0, begin - covered)
-        known, restore = min(known, gap), min(restore, gap)
+        startup, restore = min(startup, gap), min(restore, gap)
         before = {
-            time_kinds.STARTUP: known - restore,
+            time_kinds.STARTUP: startup - restore,
             time_kinds.RESTORE: restore,
-            time_kinds.DOWNTIME: gap - known,
+            time_kinds.DOWNTIME: gap - startup,
         }
         covered = max(covered, begin + seconds)
-        parts = time_kinds.by_kind(one, kept[place], seconds)
+        parts = time_kinds.by_kind(attempt, kept[place], seconds)
         parts |= {kind: part for kind, part in before.items() if kind in parts}
-        found.append(_attempt(one, kept[place], origins[place], parts, begin - known - first))
-    whole = sum([one.all_seconds for one in found])
-    job = JobTime(attempts=tuple(found), overlap_seconds=max(0.0, whole - (covered - first)))
-    if not found or not isfinite(job.device_hours + job.overlap_seconds):
+        times.append(_attempt(attempt, kept[place], origins[place], parts, begin - startup - first))
+    whole = sum([attempt.all_seconds for attempt in times])
+    job = JobTime(attempts=tuple(times), overlap_seconds=max(0.0, whole - (covered - first)))
+    if not times or not isfinite(job.device_hours + job.overlap_seconds):
         raise ValueError("no attempt, or impossible times")
     return job
 
 
-def _attempt(one: Attempt, kept: int, origin: int | None, parts: Mapping[str, float], began: float) -> AttemptTime:
-    end = one.last(Summary)
-    rank_tokens, job_tokens = _tokens(one, kept)
+def _attempt(attempt: Attempt, kept: int, origin: int | None, parts: Mapping[str, float], began: float) -> AttemptTime:
+    end = attempt.last(Summary)
+    rank_tokens, job_tokens = _tokens(attempt, kept)
     return AttemptTime(
-        run=one.run,
+        run=attempt.run,
         origin=origin,
         began_seconds=began,
         seconds={kind: parts[kind] for kind in time_kinds.KINDS if kind in parts},
-        steps=len(one.step),
+        steps=len(attempt.step),
         kept_steps=kept,
-        unseen_steps=one.unseen_steps,
+        unseen_steps=attempt.unseen_steps,
         ended=None if end is None else end.failure is None,
         failure=None if end is None else end.failure,
         tokens=job_tokens,
         rank_tokens=rank_tokens,
-        joules=_joules(one),
+        joules=_joules(attempt),
     )
 
 
-def _tokens(one: Attempt, kept: int) -> tuple[float | None, float | None]:
-    """Return two numbers of tokens in the surviving steps: the tokens of one rank, and the tokens of all ranks.
+def _tokens(attempt: Attempt, kept: int) -> tuple[float | None, float | None]:
+    """Return the tokens of one rank and of all ranks in the surviving steps.
 
     The `Window` records of the journal show how many tokens all ranks have for each token of one rank.
     """
-    column = one.columns["tokens"]
+    column = attempt.columns["tokens"]
     own = _known_sum([None if isnan(value) else value for value in column[:kept]])
-    if not own or one.run.world_size == 1:
+    if not own or attempt.run.world_size == 1:
         return own, own
     shared = of_job = 0.0
-    for window in time_kinds.records(one, Window):
-        begin, end = bisect_left(one.step, window.first_step), bisect_right(one.step, window.last_step)
+    for window in time_kinds.records(attempt, Window):
+        begin, end = bisect_left(attempt.step, window.first_step), bisect_right(attempt.step, window.last_step)
         covered = [
-            place for place in range(begin, end) if one.excluded.get(one.step[place], "recounted") == "recounted"
+            place
+            for place in range(begin, end)
+            if attempt.excluded.get(attempt.step[place], "recounted") == "recounted"
         ]
         tokens = sum([column[place] for place in covered])
         if window.tokens is not None and not window.missing and len(covered) == window.steps and not isnan(tokens):
@@ -205,9 +197,9 @@ def _tokens(one: Attempt, kept: int) -> tuple[float | None, float | None]:
     return own, own * of_job / shared if shared > 0 else None
 
 
-def _joules(one: Attempt) -> float | None:
-    """Return the energy of the rank's device. Return None if the energy is unknown or processes share the device."""
-    uses = [use for use in time_kinds.records(one, Use) if use.energy_joules is not None]
+def _joules(attempt: Attempt) -> float | None:
+    """None also if processes share the device."""
+    uses = [use for use in time_kinds.records(attempt, Use) if use.energy_joules is not None]
     if not uses or any((use.gpu_processes or 1) > 1 for use in uses):
         return None
     return sum([use.energy_joules or 0.0 for use in uses])
@@ -215,9 +207,9 @@ def _joules(one: Attempt) -> float | None:
 
 def _sums(attempts: Iterable[AttemptTime], weight: Callable[[AttemptTime], int]) -> dict[str, float]:
     sums: dict[str, float] = {}
-    for one in attempts:
-        for kind, seconds in one.seconds.items():
-            sums[kind] = sums.get(kind, 0.0) + seconds * weight(one)
+    for attempt in attempts:
+        for kind, seconds in attempt.seconds.items():
+            sums[kind] = sums.get(kind, 0.0) + seconds * weight(attempt)
     return {kind: sums[kind] for kind in time_kinds.KINDS if kind in sums}
 
 
@@ -227,19 +219,13 @@ def _share(kinds: Iterable[str], seconds: Mapping[str, float]) -> float | None:
 
 
 def _known_sum(values: Iterable[float | None]) -> float | None:
-    """Return the sum of the values, or None if a value is unknown."""
-    found = [*values]
-    known = [value for value in found if value is not None]
-    return sum(known) if len(known) == len(found) else None
+    every = [*values]
+    summands = [value for value in every if value is not None]
+    return sum(summands) if len(summands) == len(every) else None
 
 
 def facts(job: JobTime, price: float | None) -> dict[str, Any]:
-    """Return the time of a job as plain values for JSON. Unknown values are None.
-
-    Args:
-        job: The time of the job.
-        price: Price of one device for an hour, or None.
-    """
+    """Return plain values for JSON. The price is that of one device for an hour."""
     money = None if price is None else job.device_hours * price
     last = job.attempts[-1]
     return {
@@ -249,8 +235,8 @@ def facts(job: JobTime, price: float | None) -> dict[str, Any]:
         "all_seconds": job.all_seconds,
         "overlap_seconds": job.overlap_seconds,
         "device_hours": job.device_hours,
-        "kept_steps": sum([one.kept_steps for one in job.attempts]),
-        "rolled_back_steps": sum([one.rolled_back_steps for one in job.attempts]),
+        "kept_steps": sum([attempt.kept_steps for attempt in job.attempts]),
+        "rolled_back_steps": sum([attempt.rolled_back_steps for attempt in job.attempts]),
         "rolled_back_is_lower_bound": job.lower_bound,
         "money": money,
         "money_by_kind": None
@@ -263,19 +249,19 @@ def facts(job: JobTime, price: float | None) -> dict[str, Any]:
         "run_id": last.run.run_id,
         "attempts": [
             {
-                "run_id": one.run.run_id,
-                "attempt": one.run.attempt,
-                "resumed_from": one.origin,
-                "from_step": one.run.step,
-                "began_seconds": one.began_seconds,
-                "seconds": {kind: one.seconds.get(kind) for kind in time_kinds.KINDS},
-                "devices": one.devices,
-                "steps": one.steps,
-                "rolled_back_steps": one.rolled_back_steps,
-                "ended": one.ended,
-                "failure": one.failure,
-                "joules_of_one_device": one.joules,
+                "run_id": attempt.run.run_id,
+                "attempt": attempt.run.attempt,
+                "resumed_from": attempt.origin,
+                "from_step": attempt.run.step,
+                "began_seconds": attempt.began_seconds,
+                "seconds": {kind: attempt.seconds.get(kind) for kind in time_kinds.KINDS},
+                "devices": attempt.devices,
+                "steps": attempt.steps,
+                "rolled_back_steps": attempt.rolled_back_steps,
+                "ended": attempt.ended,
+                "failure": attempt.failure,
+                "joules_of_one_device": attempt.joules,
             }
-            for one in job.attempts
+            for attempt in job.attempts
         ],
     }

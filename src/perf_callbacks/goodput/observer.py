@@ -10,9 +10,9 @@ from perf_callbacks.kernel.fit.setup import Training
 
 
 def begin(recorder: Recorder, _training: Training) -> "GoodputWatch | None":
-    """Return the observer of a resumed run, or None if the run is not resumed or its checkpoint has no times."""
-    known = recorder.chain.resumed and recorder.chain.elapsed_seconds is not None
-    return GoodputWatch(recorder) if known else None
+    """None if the run is not resumed or its checkpoint has no times."""
+    timed = recorder.chain.resumed and recorder.chain.elapsed_seconds is not None
+    return GoodputWatch(recorder) if timed else None
 
 
 class GoodputWatch(Observer):

@@ -20,21 +20,19 @@ LOSSES = {
     time_kinds.DOWNTIME: "downtime",
     time_kinds.OTHER: "other work",
 }
-"""Maps each kind of unproductive time to the words that describe the kind in `sentence`."""
 
 
 def sentence(job: JobTime) -> str:
-    """Return a sentence about the share of the devices' time that brought progress, and about the largest loss."""
-    found = job.device_seconds
-    whole = sum(found.values())
+    seconds_by_kind = job.device_seconds
+    whole = sum(seconds_by_kind.values())
     if whole <= 0:
         return "No time was measured."
-    seconds, kind = max((found.get(kind, 0.0), kind) for kind in LOSSES)
+    seconds, kind = max((seconds_by_kind.get(kind, 0.0), kind) for kind in LOSSES)
     last = job.attempts[-1]
     device = "GPU" if last.run.tensor_cores or last.run.timeline == "device" else "device"
-    text = f"{found[time_kinds.PRODUCTIVE] / whole:.1%} of {hours(whole)} bought progress"
+    text = f"{seconds_by_kind[time_kinds.PRODUCTIVE] / whole:.1%} of {hours(whole)} bought progress"
     text = text.replace(" h ", f" {device}-hours ")
-    if any(one.devices > 1 for one in job.attempts):
+    if any(attempt.devices > 1 for attempt in job.attempts):
         text = text.replace(" s ", f" {device}-seconds ")
     return f"{text}; {hours(seconds)} were {LOSSES[kind]}." if seconds > 0 else f"{text}."
 
@@ -52,55 +50,55 @@ def hours(seconds: float) -> str:
 
 
 def kinds(job: JobTime) -> list[tuple[str, str, str]]:
-    """Return a table row for each kind of time above 0, with the kind's name, device time and share."""
-    found = job.device_seconds
-    whole = sum(found.values())
-    return [(kind, hours(seconds), f"{seconds / whole:.1%}") for kind, seconds in found.items() if seconds > 0]
+    seconds_by_kind = job.device_seconds
+    whole = sum(seconds_by_kind.values())
+    return [
+        (kind, hours(seconds), f"{seconds / whole:.1%}") for kind, seconds in seconds_by_kind.items() if seconds > 0
+    ]
 
 
 def unknown(job: JobTime) -> list[str]:
-    """Return the kinds of time that no attempt measured. The time of an unmeasured kind is part of other kinds."""
-    alone = all(one.run.world_size == 1 for one in job.attempts)
+    """Kinds that no attempt measured; their time is part of other kinds."""
+    alone = all(attempt.run.world_size == 1 for attempt in job.attempts)
     asked = [time_kinds.DATA, *([] if alone else [time_kinds.COMMUNICATION, time_kinds.STRAGGLERS])]
-    if any(one.run.step for one in job.attempts):
+    if any(attempt.run.step for attempt in job.attempts):
         asked.append(time_kinds.RESTORE)
     return [kind for kind in asked if kind not in job.seconds]
 
 
 def attempts(job: JobTime) -> Iterator[tuple[str, ...]]:
-    """Yield a row of headings, and then a table row for each attempt."""
+    """Yield the headings first."""
     yield "attempt", "from step", "devices", "down before", "lasted", "steps", "rolled back", "end"
-    for place, one in enumerate(job.attempts, 1):
-        down = one.seconds[time_kinds.DOWNTIME]
+    for place, attempt in enumerate(job.attempts, 1):
+        down = attempt.seconds[time_kinds.DOWNTIME]
         yield (
             str(place),
-            f"{one.run.step:,}",
-            f"{one.devices:,}",
+            f"{attempt.run.step:,}",
+            f"{attempt.devices:,}",
             hours(down) if place > 1 else "",
-            hours(one.all_seconds - down),
-            f"{one.steps:,}",
-            rolled_back(one, last=place == len(job.attempts)),
-            end(one, last=place == len(job.attempts)),
+            hours(attempt.all_seconds - down),
+            f"{attempt.steps:,}",
+            rolled_back(attempt, last=place == len(job.attempts)),
+            end(attempt, last=place == len(job.attempts)),
         )
 
 
-def rolled_back(one: AttemptTime, *, last: bool) -> str:
-    """Return the number of steps that were rolled back, with "≥" if the journal may lack steps."""
-    if one.lacks_steps and not last:
-        return f"≥ {one.rolled_back_steps:,}"
-    return f"{one.rolled_back_steps:,}" if one.rolled_back_steps else ""
+def rolled_back(attempt: AttemptTime, *, last: bool) -> str:
+    """With "≥" if the journal may lack steps."""
+    if attempt.lacks_steps and not last:
+        return f"≥ {attempt.rolled_back_steps:,}"
+    return f"{attempt.rolled_back_steps:,}" if attempt.rolled_back_steps else ""
 
 
-def end(one: AttemptTime, *, last: bool) -> str:
-    if one.ended is None:
+def end(attempt: AttemptTime, *, last: bool) -> str:
+    if attempt.ended is None:
         return "killed, or goes on" if last else "killed"
-    return "ended" if one.ended else f"failed: {one.failure}"
+    return "ended" if attempt.ended else f"failed: {attempt.failure}"
 
 
 def notes(job: JobTime) -> Iterable[str]:
-    """Yield sentences that explain the figures of a job."""
     for ended, why in ((True, "by choice: the attempts had ended in order"), (False, "after a crash or a kill")):
-        steps = sum([one.rolled_back_steps for one in job.attempts if bool(one.ended) is ended])
+        steps = sum([attempt.rolled_back_steps for attempt in job.attempts if bool(attempt.ended) is ended])
         least = "at least " if job.lower_bound and not ended else ""
         if steps:
             yield f"Rolled back {why}: {least}{steps:,} steps."
@@ -111,10 +109,10 @@ def notes(job: JobTime) -> Iterable[str]:
             f"Attempts ran at the same time for {hours(job.overlap_seconds)}, or a clock was changed. This time counts "
             "for each of them."
         )
-    unseen = sum([one.unseen_steps for one in job.attempts])
+    unseen = sum([attempt.unseen_steps for attempt in job.attempts])
     if unseen > FEW:
         yield f"{unseen:,} steps are in no journal, which was full (max_journal_mb): their time is part of other."
-    unmetered = sum([one.joules is None for one in job.attempts])
+    unmetered = sum([attempt.joules is None for attempt in job.attempts])
     if unmetered and job.joules is not None:
         yield f"The energy of {unmetered:,} of {len(job.attempts):,} attempts is unknown, and not part of the sum."
     if unknown(job):

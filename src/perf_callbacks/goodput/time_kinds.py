@@ -13,7 +13,6 @@ from perf_callbacks.report.history import Attempt
 T = TypeVar("T")
 
 PRODUCTIVE, DATA, COMMUNICATION, STRAGGLERS = "productive", "data", "communication", "stragglers"
-"""Kinds of time in steps that survive."""
 
 STALLS, STARTUP, RESTORE, FIRST_STEP = "stalls", "startup", "restore", "first step"
 EVALUATION, CHECKPOINT, ROLLED_BACK, DOWNTIME = "evaluation", "checkpoint", "rolled back", "downtime"
@@ -22,51 +21,43 @@ OTHER = "other"
 STEP_KINDS = (PRODUCTIVE, DATA, COMMUNICATION, STRAGGLERS)
 _BETWEEN = (STALLS, STARTUP, RESTORE, FIRST_STEP, EVALUATION, CHECKPOINT)
 KINDS = (*STEP_KINDS, ROLLED_BACK, *_BETWEEN, DOWNTIME, OTHER)
-"""Kinds of time, in the order of the tables."""
+"""In the order of the tables."""
 
 _EXCESS = {"first": FIRST_STEP, "restart": FIRST_STEP, "counted": OTHER, "recounted": OTHER, "profiled": OTHER}
-"""Maps the reason for excluding a step to a kind of time. The kind gets the step's time beyond the median step time."""
+"""Where the step's time beyond the median step goes, by the reason for excluding the step."""
 
 COPIED_SECONDS = 120.0
-"""A journal file counts as a copy if the file's time is more than this many seconds after the last record. The journal
-of a hung run never counts as a copy."""
+"""A file whose time is this much later than its last record is a copy. The journal of a hung run never is."""
 
 
 def lasted(attempt: Attempt) -> float:
-    """Return the seconds from the beginning of an attempt to its last sign of life.
-
-    If an attempt hung, the time of the last write to its journal counts as its last sign of life.
-    """
-    known = max(0.0, attempt.seconds)
+    """Seconds to the last sign of life: of a hung attempt, the last write to its journal."""
+    recorded = max(0.0, attempt.seconds)
     if attempt.written_unix is None or attempt.last(Summary) is not None:
-        return known
+        return recorded
     written = attempt.written_unix - attempt.run.started_unix
-    copied = written - known > COPIED_SECONDS and hanging_since(attempt) is None
-    return known if copied or not isfinite(written) else max(known, written)
+    copied = written - recorded > COPIED_SECONDS and hanging_since(attempt) is None
+    return recorded if copied or not isfinite(written) else max(recorded, written)
 
 
 def hanging_since(attempt: Attempt) -> float | None:
-    """Return the time at which an attempt's last, unfinished step began to hang, or None if the attempt didn't hang."""
-    done, found = last_step(attempt), None
+    done, since = last_step(attempt), None
     end = attempt.last(Summary)
     if end is not None and end.failure is None:
         return None
     for entry in attempt.entries:
         record = entry.record
         if isinstance(record, Stall) and record.rank == attempt.run.rank and record.step >= done:
-            found = max(0.0, entry.t - record.since_seconds)
+            since = max(0.0, entry.t - record.since_seconds)
         elif isinstance(record, Span) and record.step >= done:  # a span is written when it ends
-            found = None
-    return found
+            since = None
+    return since
 
 
 def by_kind(attempt: Attempt, kept: int, seconds: float) -> dict[str, float]:
-    """Split the time of an attempt into kinds, which add up to `seconds`. Kinds that were not measured are left out.
+    """Return parts that add up to `seconds`. Kinds that were not measured are missing.
 
-    Args:
-        attempt: The attempt.
-        kept: Number of the attempt's steps that survive, from its first step on.
-        seconds: Duration of the attempt.
+    The first `kept` steps survive.
     """
     unknown = _unknown(attempt)
     parts = {kind: 0.0 for kind in KINDS if kind not in unknown}
@@ -74,11 +65,11 @@ def by_kind(attempt: Attempt, kept: int, seconds: float) -> dict[str, float]:
     _move_stragglers(parts, attempt, kept)
     for span in records(attempt, Span):
         parts[span.kind if span.kind in {EVALUATION, CHECKPOINT} else OTHER] += max(0.0, span.seconds)
-    known = sum(parts.values())
-    if known > seconds:  # the clock of a device may exceed the clock of the host by a little
-        return {kind: value * (seconds / known) for kind, value in parts.items()}
+    measured = sum(parts.values())
+    if measured > seconds:  # the clock of a device may exceed the clock of the host by a little
+        return {kind: value * (seconds / measured) for kind, value in parts.items()}
     since = hanging_since(attempt)
-    rest = seconds - known
+    rest = seconds - measured
     hung = 0.0 if since is None else min(rest, max(0.0, seconds - since))
     parts[STALLS] += hung
     parts[OTHER] += rest - hung
@@ -86,23 +77,19 @@ def by_kind(attempt: Attempt, kept: int, seconds: float) -> dict[str, float]:
 
 
 def _unknown(attempt: Attempt) -> set[str]:
-    found = set()
+    kinds = set()
     for kind, name in ((DATA, "data_time"), (COMMUNICATION, "communication_time")):
         if all(map(isnan, attempt.columns[name])):
-            found.add(kind)
+            kinds.add(kind)
     if attempt.run.world_size == 1 or attempt.run.config.get("stragglers") == "off":
-        found.add(STRAGGLERS)
+        kinds.add(STRAGGLERS)
     if attempt.run.restore_seconds is None:
-        found.add(RESTORE)
-    return found
+        kinds.add(RESTORE)
+    return kinds
 
 
 def _add_steps(parts: dict[str, float], attempt: Attempt, kept: int) -> None:
-    """Add the time of all steps to the kinds.
-
-    Surviving steps are split by stage, and other steps count as rolled back. A special step, such as the first step,
-    may take longer than the median step. The additional time has a kind of its own.
-    """
+    """The time of a special step, such as the first one, beyond the median has a kind of its own."""
     columns: Mapping[str, Sequence[float]] = attempt.columns
     times, data, waits = columns["step_time"], columns["data_time"], columns["communication_time"]
     excluded = attempt.excluded
@@ -112,7 +99,7 @@ def _add_steps(parts: dict[str, float], attempt: Attempt, kept: int) -> None:
         if excluded.get(step) not in _EXCESS and not isnan(time)
     ]
     usual = median(ordinary) if ordinary else None
-    stalled = {one.step + 1 for one in records(attempt, Stall) if one.rank == attempt.run.rank}
+    stalled = {stall.step + 1 for stall in records(attempt, Stall) if stall.rank == attempt.run.rank}
     for place, (step, time) in enumerate(zip(attempt.step, times, strict=True)):
         if isnan(time) or time <= 0:
             continue
@@ -134,15 +121,13 @@ def _add_steps(parts: dict[str, float], attempt: Attempt, kept: int) -> None:
 
 
 def _move_stragglers(parts: dict[str, float], attempt: Attempt, kept: int) -> None:
-    """Move the cost of slow ranks to the kind `stragglers`.
-
-    The cost of slow ranks is subtracted from the time of the kind `communication`. If `communication` is shorter than
-    the cost, the remainder is subtracted from productive time.
-    """
+    """Take the cost of slow ranks from `communication`, and what exceeds it from productive time."""
     if STRAGGLERS not in parts:
         return
     last = attempt.step[kept - 1] if kept else attempt.run.step
-    lost = sum([max(0.0, one.seconds_lost) for one in records(attempt, Straggler) if one.step <= last])
+    lost = sum(
+        [max(0.0, straggler.seconds_lost) for straggler in records(attempt, Straggler) if straggler.step <= last]
+    )
     for kind in (COMMUNICATION, PRODUCTIVE):
         moved = min(lost, parts.get(kind, 0.0))
         if moved > 0:
@@ -152,9 +137,9 @@ def _move_stragglers(parts: dict[str, float], attempt: Attempt, kept: int) -> No
 
 
 def records(attempt: Attempt, kind: type[T]) -> list[T]:
-    """Return the records of a type in the order of the journal. Drop duplicates, which a copied journal may have."""
+    """Drop duplicates, which a copied journal may have."""
     by_time: dict[float, list[T]] = {}
     for entry in attempt.entries:
         if isinstance(entry.record, kind) and entry.record not in by_time.setdefault(entry.t, []):
             by_time[entry.t].append(entry.record)
-    return [record for found in by_time.values() for record in found]
+    return [record for same_time in by_time.values() for record in same_time]

@@ -9,11 +9,11 @@ from perf_callbacks.session import CallbackBase
 C = TypeVar("C")
 
 
-class LateCallbackList(list[C]):
+class CallbackListCopy(list[C]):
     """Copy of a trainer's list of callbacks, used while the trainer iterates over the original list.
 
-    A late callback is appended only to the original list, so that the trainer calls the late callback last. A callback
-    that is appended during the iteration goes into both lists.
+    The late callback is only in the original, where the trainer calls it last. One that is appended meanwhile goes into
+    both.
     """
 
     def __init__(self, running: list[C], last: C) -> None:
@@ -27,37 +27,27 @@ class LateCallbackList(list[C]):
 
 
 def settled(callbacks: list[C]) -> list[C]:
-    """Return an ordinary list of the callbacks, even if an exception has interrupted the trainer's iteration.
-
-    The result is the original list without the late callback, or a new list if the original list has changed.
-    """
-    if not isinstance(callbacks, LateCallbackList):
+    """Without the late callback; a new list if the original has changed, as an exception may have left it."""
+    if not isinstance(callbacks, CallbackListCopy):
         return callbacks
     running = callbacks.running
     if running[-1:] == [callbacks.last]:  # removing it from the middle would make the iteration skip a callback
         running.pop()
     same = [*map(id, running)] == [*map(id, callbacks)]
-    return running if same and not isinstance(running, LateCallbackList) else [*callbacks]
+    return running if same and not isinstance(running, CallbackListCopy) else [*callbacks]
 
 
 def move_to_front(callbacks: list[C], callback: C) -> None:
-    """Move a callback to the front of the list.
-
-    Change the list in place, because the trainer may be iterating over it.
-    """
+    """In place, because the trainer may be iterating over the list."""
     place = next(place for place, other in enumerate(callbacks) if other is callback)
     callbacks.insert(0, callbacks.pop(place))
 
 
 def measures(callback: CallbackBase, callbacks: Iterable[object], *, warns: bool = True) -> bool:
-    """Return True if this callback is the trainer's first enabled `PerfCallback`, which measures the trainer.
-
-    Warn if another `PerfCallback` measures the trainer. Ignore a launcher's callbacks if the program has its own
-    `PerfCallback`, enabled or not.
-    """
-    ours = [one for one in callbacks if isinstance(one, CallbackBase)]
-    ours = [one for one in ours if not one.armed] or ours
-    if next((one for one in ours if one.enabled), None) is callback:
+    """Only the first enabled `PerfCallback` measures; a launcher's doesn't count if the program has its own."""
+    ours = [other for other in callbacks if isinstance(other, CallbackBase)]
+    ours = [other for other in ours if not other.armed] or ours
+    if next((other for other in ours if other.enabled), None) is callback:
         return True
     if warns and not callback.armed:
         log.warning("perf_callbacks: another PerfCallback measures this trainer, this one does nothing.")

@@ -1,6 +1,6 @@
 """Replacements for methods of a trainer: each calls the original method and records the call.
 
-Each replacement is a single function, because calls of Python functions are the main cost of recording.
+Each is a single function, because calls of Python functions are the main cost of recording.
 """
 
 import functools
@@ -20,11 +20,7 @@ T = TypeVar("T")
 def stages(
     recorder: Recorder, owner: Any, name: str, stage: Stage, *, then: Stage | None = None, ends_fit: bool = False
 ) -> None:
-    """Count the time in calls of the method `owner.name` as the stage `stage`.
-
-    After the call, the stage `then` begins. If `then` is None, the stage that was active before the call continues. If
-    `ends_fit` is True, an exception from the call ends the fit.
-    """
+    """Count calls of `owner.name` as a stage. After it, `then` begins, or else the stage before goes on."""
     begin, end = (BEGIN[stage], BACK) if then is None else (stage, then)
     turns(recorder, owner, name, begin, end, ends_fit=ends_fit)
 
@@ -32,14 +28,10 @@ def stages(
 def turns(
     recorder: Recorder, owner: Any, name: str, begin: Mark, end: Mark | None = None, *, ends_fit: bool = False
 ) -> None:
-    """Write the mark `begin` before each call of the method `owner.name`, and the mark `end` after each call.
+    """Write the marks `begin` before and `end` after each call of `owner.name`.
 
-    A mark is, for example, the beginning of a stage. If `end` is None, no mark follows a call. If `ends_fit` is True,
-    an exception from the call ends the fit.
-
-    A plain function on an instance is replaced by a plain function, and a method by a method. For example, torch's
-    schedulers set `optimizer.step` to a plain function. If a method replaced a plain function, each call would be
-    slower.
+    A plain function on an instance is replaced by a plain function, as torch's schedulers set `optimizer.step`: a
+    method would be slower. Any other is replaced by a method.
     """
     tape, clock, fail = recorder.tape, recorder.clock, recorder.fail
 
@@ -65,17 +57,13 @@ def turns(
 
         return call
 
-    found = getattr(owner, name, None)
-    plain = found is not None and not inspect.ismethod(found) and not isinstance(owner, type)
+    method = getattr(owner, name, None)
+    plain = method is not None and not inspect.ismethod(method) and not isinstance(owner, type)
     (recorder.patches.replace if plain else recorder.patches.method)(owner, name, make)
 
 
 def batches(recorder: Recorder, owner: Any, name: str, *, argument: int, ends_fit: bool = False) -> None:
-    """Record one positional argument of each call of the method `owner.name` as a micro-batch.
-
-    `argument` is the position of this argument, where `self` has position 0.
-    If `ends_fit` is True, an exception from the call ends the fit.
-    """
+    """Record a positional argument of each call as a micro-batch; `self` has position 0."""
     take = recorder.batch
 
     def make(inner: Callable[P, T]) -> Callable[P, T]:
@@ -104,11 +92,7 @@ def spans(
     first: Callable[[Recorder], object] | None = None,
     after: Callable[[object], object] | None = None,
 ) -> None:
-    """Exclude the time in calls of the method `owner.name` from all steps.
-
-    The function `first` runs before the excluded time begins. The function `after` runs after each successful call, and
-    gets the call's first argument after `self`.
-    """
+    """Exclude calls from all steps. `first` runs before; `after` only on success, with the first argument."""
 
     def make(inner: Callable[P, T]) -> Callable[P, T]:
         @functools.wraps(inner)
@@ -134,13 +118,9 @@ def spans(
 def around(
     inner: Callable[P, T], *, before: Callable[[], object] = int, after: Callable[[T], object] = id
 ) -> Callable[P, T]:
-    """Return a wrapper of a method that calls `before`, then the method, and then `after` with the method's result.
-
-    Neither `before` nor `after` may raise an exception.
-    """
 
     @functools.wraps(inner)
-    def call(*args: P.args, **kwargs: P.kwargs) -> T:
+    def call(*args: P.args, **kwargs: P.kwargs) -> T:  # neither `before` nor `after` may raise
         before()
         result = inner(*args, **kwargs)
         after(result)
@@ -150,10 +130,7 @@ def around(
 
 
 def others(recorder: Recorder, owner: Any, name: str, part: str) -> None:
-    """Add the time in calls of the method `owner.name` to a part of the stage `other`. `part` is the name of this part.
-
-    A call during a stage such as `forward` doesn't count.
-    """
+    """Add calls of `owner.name` to a part of the stage `other`, except those during another stage."""
 
     def make(inner: Callable[P, T]) -> Callable[P, T]:
         @functools.wraps(inner)
@@ -171,7 +148,7 @@ def others(recorder: Recorder, owner: Any, name: str, part: str) -> None:
 
 
 def _since(recorder: Recorder) -> float | None:
-    """Return the current time if the current stage is `Stage.OTHER` or `Stage.UNDECIDED`. Otherwise return None."""
+    """Return None in any stage but `Stage.OTHER` and `Stage.UNDECIDED`."""
     with guard(recorder.fail):
         stage, _ = recorder.tape.turned()
         return None if recorder.engine.open_spans or stage not in {Stage.OTHER, Stage.UNDECIDED} else recorder.clock()
@@ -191,11 +168,7 @@ def exits(
     last: bool = False,
     before: Callable[[Recorder], object] | None = None,
 ) -> None:
-    """End the fit if a call of the method `owner.name` raises an exception.
-
-    Some trainers don't report exceptions to callbacks. If `last` is True, the fit also ends after a successful call. If
-    an exception ends the fit, the function `before` is called first, for example to end the current step.
-    """
+    """End the fit if a call raises, which some trainers don't report, and with `last` in any case."""
 
     def make(inner: Callable[P, T]) -> Callable[P, T]:
         @functools.wraps(inner)

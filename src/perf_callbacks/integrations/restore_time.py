@@ -13,7 +13,7 @@ T = TypeVar("T")
 
 
 class RestoreTime:
-    """Adds up the time in calls that read a checkpoint. The time in nested calls is counted once."""
+    """Adds up the time in calls that read a checkpoint. Nested calls count once."""
 
     def __init__(self) -> None:
         self._patches = Patches()
@@ -22,12 +22,7 @@ class RestoreTime:
         self._freed: weakref.finalize[..., Any] | None = None
 
     def watch(self, owner: Any, *names: str) -> None:
-        """Measure the time in the named methods of an object, until `take` is called.
-
-        The methods are replaced on the object's class. So copies of the object contain no replacement, and no
-        replacement keeps the object alive. Attributes that aren't plain functions, such as static methods, stay as they
-        are.
-        """
+        """Replaced on the class, so that copies contain no replacement, and none keeps the object alive."""
         self._stop()
         mine = weakref.ref(owner)
 
@@ -47,8 +42,6 @@ class RestoreTime:
         self._freed.atexit = False
 
     def timed(self, inner: Callable[..., T]) -> Callable[..., T]:
-        """Wrap a function that reads a checkpoint, so that its calls are timed."""
-
         @functools.wraps(inner)
         def call(*args: Any, **kwargs: Any) -> T:
             if self._inside:
@@ -62,7 +55,7 @@ class RestoreTime:
         return call
 
     def take(self) -> float | None:
-        """Stop timing, and return the seconds of all timed calls. Return None if there was no timed call."""
+        """Return None without a timed call."""
         self._stop()
         seconds, self._seconds = self._seconds, None
         return seconds

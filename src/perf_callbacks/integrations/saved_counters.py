@@ -1,7 +1,7 @@
-"""Counters of a fit, such as its step, saved in a separate file of a checkpoint directory.
+"""Counters of a fit, such as its step, in a separate file of a checkpoint directory.
 
-Training can also resume from a checkpoint without this file. The state that the framework saves is not changed, so a
-resumed run ends with the same state as an uninterrupted run.
+Training can also resume without this file. What the framework saves stays as it is, so a resumed run ends with the same
+state as an uninterrupted one.
 """
 
 import json
@@ -19,10 +19,7 @@ log = logging.getLogger("perf_callbacks")
 
 
 def write(directory: Path, rank: int, state: Mapping[str, Any]) -> None:
-    """Write the counters of a rank into a checkpoint directory. Each rank has its own file.
-
-    The file is written completely or not at all. If writing fails, log a warning, and training goes on.
-    """
+    """Write a rank's file completely or not at all. After a failure, training goes on."""
     try:
         atomic_file.replace(directory / _name(rank), json.dumps(dict(state)).encode())
     except OSError as error:
@@ -31,10 +28,7 @@ def write(directory: Path, rank: int, state: Mapping[str, Any]) -> None:
 
 
 def read(directory: Path, rank: int) -> dict[str, Any]:
-    """Read the counters of a rank, or the counters of rank 0 if the checkpoint has none for this rank.
-
-    Return an empty dictionary if the checkpoint holds no valid counters.
-    """
+    """Read the counters of a rank, or else those of rank 0; {} if there are no valid ones."""
     for name in (_name(rank), NAME):
         with suppress(OSError, ValueError, RecursionError):
             state = json.loads((directory / name).read_text(encoding="utf-8"))

@@ -22,14 +22,10 @@ class AccelerateConfig:
     text: str
     has_section: bool
     entries: tuple[FileEntry, ...]
-    """Settings in the section `perf_callbacks`."""
 
 
 def default_path(environ: Mapping[str, str]) -> Path | None:
-    """Return the path of accelerate's default config file, or None if there is no home directory.
-
-    The function doesn't import accelerate, because the import would take seconds.
-    """
+    """None if there is no home directory. Accelerate itself would take seconds to import."""
     cache = Path(environ.get("XDG_CACHE_HOME", "~/.cache"), "huggingface")
     try:
         return Path(environ.get("HF_HOME", cache)).expanduser() / "accelerate" / "default_config.yaml"
@@ -56,9 +52,9 @@ def load(path: Path) -> AccelerateConfig:
 
 
 def exports(section: tuple[FileEntry, ...], environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the settings of a section as environment variables for all ranks.
+    """Return environment variables for all ranks.
 
-    The result leaves out settings that are already set by the environment or by the file of `PERF_CALLBACKS_CONFIG`.
+    Settings of the environment or of the file of `PERF_CALLBACKS_CONFIG` are left out.
     """
     settings = config_file.in_force(None, environ)  # reports a bad value once, and not on every rank
     parse(section)
@@ -72,7 +68,6 @@ def exports(section: tuple[FileEntry, ...], environ: Mapping[str, str]) -> dict[
 
 
 def without_section(config: AccelerateConfig) -> dict[str, Any]:
-    """Return the parsed content of the file without the section `perf_callbacks`."""
     import yaml  # noqa: PLC0415 needed only with a file
 
     try:

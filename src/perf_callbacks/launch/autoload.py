@@ -1,8 +1,7 @@
 """Measure the trainers and Accelerate loops of programs without a change to their code.
 
-In an armed process, every trainer and every Accelerate loop is measured. All Python processes of an armed program
-import this file when they start. So this file imports almost nothing. An integration is imported only when the program
-makes a trainer or an accelerator.
+All Python processes of an armed program import this file when they start, so it imports almost nothing. An
+integration is imported only when the program makes a trainer or an accelerator.
 """
 
 from __future__ import annotations
@@ -21,16 +20,13 @@ if TYPE_CHECKING:
 
 SWITCH = "PERF_CALLBACKS"
 OFF = frozenset({"", "0", "false", "no", "off"})
-"""Values of the environment variable `PERF_CALLBACKS` that turn measuring off."""
 
 SECTION = "perf_callbacks"
-"""Name of the section for this package in accelerate's config file."""
 
 RUN = "_PERF_CALLBACKS_RUN"
-"""Name of an environment variable of `perf-callbacks run`.
+"""Environment variable of `perf-callbacks run`: id of the main process, and path of a file.
 
-Its value has two parts: the id of the program's main process, and the path of a file. The file exists until something
-is measured.
+The file exists until something is measured.
 """
 
 NOTHING_MEASURED = (
@@ -41,7 +37,7 @@ NOTHING_MEASURED = (
 
 
 def asked() -> bool:
-    """Return True if the environment turns measuring on, as with `PERF_CALLBACKS=1`."""
+    """The environment turns measuring on, as with `PERF_CALLBACKS=1`."""
     return os.environ.get(SWITCH, "").strip().lower() not in OFF
 
 
@@ -77,12 +73,11 @@ def arm_if_asked() -> None:
 
 
 class Finder:
-    """Import finder that runs the action of each module in `ACTIONS` after the import of the module."""
+    """Import finder that runs the action of a module in `ACTIONS` after its import."""
 
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Find a module of `ACTIONS` by asking the other import finders. Return None for any other module."""
         if name not in ACTIONS:
             return None
         for finder in sys.meta_path[sys.meta_path.index(self) + 1 :]:
@@ -117,7 +112,7 @@ def _watch(spec: Any) -> None:
 
 
 def _safely(act: Callable[..., Any], *arguments: object) -> Any:
-    """Call a function of this package. An error is printed once, and the program goes on."""
+    """An error is printed once, and the program goes on."""
     try:
         return act(*arguments)
     except Exception as error:  # noqa: BLE001 an observer never ends the run
@@ -187,7 +182,6 @@ def _arm_accelerate(accelerator: ModuleType) -> None:
 
 
 def _arm_accelerate_config(module: ModuleType) -> None:
-    """Make accelerate accept a config file with the section `perf_callbacks`, and pass its settings to all ranks."""
     import functools  # noqa: PLC0415 accelerate has imported it
 
     kind = module.BaseConfig
@@ -208,7 +202,6 @@ def _arm_accelerate_config(module: ModuleType) -> None:
 
 
 def accept_section(kind: Any) -> None:
-    """Make a config class of accelerate accept a file with the section `perf_callbacks`."""
     process = kind.process_config
 
     def process_config(content: dict[str, Any]) -> Any:
@@ -227,7 +220,7 @@ def _export(file: str) -> None:
 
 
 def _attach(accelerator: Any) -> None:
-    """Measure the loop of a new accelerator, unless a Hugging Face trainer is making the accelerator."""
+    """Measure a new accelerator's loop, unless a Hugging Face trainer is making the accelerator."""
     trainers = getattr(sys.modules.get("transformers.trainer"), "Trainer", ())
     frame: FrameType | None = sys._getframe(2)  # noqa: SLF001 only the stack shows what makes an accelerator
     while frame is not None:
@@ -245,7 +238,6 @@ def lightning_callbacks() -> list[Any]:
 
 
 def pytorch_lightning_callbacks() -> list[Any]:
-    """Return the callback for a trainer of `pytorch_lightning`. Lightning calls this entry point for each trainer."""
     return _safely(_lightning_callbacks, "pytorch_lightning") or []
 
 
@@ -256,7 +248,6 @@ def _lightning_callbacks(integration: str) -> list[Any]:
 
 
 def _found_a_trainer(session: ModuleType) -> None:
-    """Remove the file that marks a program without a measured fit."""
     import atexit  # noqa: PLC0415 the session has imported it
 
     atexit.unregister(session.say_no_effect)  # armed processes have a message of their own
@@ -268,7 +259,6 @@ def _found_a_trainer(session: ModuleType) -> None:
 
 
 def _expect_a_trainer() -> None:
-    """Make the main process print a message at its exit if nothing was measured."""
     process, _, path = os.environ.get(RUN, "").partition(":")
     if process != str(os.getpid()):
         return
@@ -282,7 +272,6 @@ def _expect_a_trainer() -> None:
 
 
 def program_ended(path: str, *, failed: bool) -> None:
-    """Print a message if nothing was measured, unless the program has failed."""
     if os.path.exists(path):
         os.unlink(path)
         if not failed and os.environ.get("RANK", "0") == "0":
@@ -295,4 +284,4 @@ ACTIONS: dict[str, Callable[[ModuleType], None]] = {
     "accelerate.commands.config.config_args": _arm_accelerate_config,
     "perf_callbacks.session": _found_a_trainer,
 }
-"""For each module name, the function to call after the import of the module."""
+"""What to call after the import of a module."""

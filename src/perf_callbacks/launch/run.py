@@ -1,8 +1,7 @@
 """Run a program, and measure the trainers in it: `python -m perf_callbacks.run [-m] TARGET args…`.
 
-The program replaces this process, and runs in a new interpreter. A `sitecustomize.py` of this package, on PYTHONPATH,
-measures all trainers. The program has the same `__main__`, arguments, exit code, signals and tracebacks as in a direct
-run. Python child processes of the program are measured in the same way.
+The program replaces this process, in a new interpreter with our `sitecustomize.py` on PYTHONPATH. `__main__`,
+arguments, exit code, signals and tracebacks are as in a direct run. Python child processes are measured too.
 """
 
 import importlib.util
@@ -20,25 +19,19 @@ from perf_callbacks.kernel.settings.config import ConfigError, printable, rules
 from perf_callbacks.launch.autoload import RUN, SWITCH, program_ended
 
 SITE = Path(__file__).parent / "site"
-"""Directory that contains the `sitecustomize.py` of this package."""
 
 USAGE = "usage: perf-callbacks run [--profile[=STEPS]] [-m] TARGET [ARGS ...]"
 WINDOWS = os.name == "nt"
 BESIDE = os.path.dirname(sys.executable)  # noqa: PTH120 a symbolic link to Python stands in the right directory
-"""Directory of the running Python interpreter, in which packages install their commands."""
 
 HELP = frozenset({"-h", "--help", "--version"})
 PROFILE, STEPS = "PERF_CALLBACKS_PROFILE", "20:3"
-"""Environment variable of the setting `profile`, and the setting's value if `--profile` is given without a value."""
+"""Environment variable of the setting `profile`, and its value if `--profile` has none."""
 PYTHON_FILES = (".py", ".pyw", ".pyc", ".pyz", ".zip")
 
 
 def main(words: Sequence[str]) -> int:
-    """Replace this process by the program.
-
-    On Windows, the program runs as a child process, and the function returns the status of the program. On other
-    systems, the function returns only after an error.
-    """
+    """Return only after an error, or on Windows with the status of the program, which is a child process there."""
     steps, words = profiled(words)
     environ = {**os.environ, PROFILE: steps} if steps else dict(os.environ)
     try:
@@ -61,7 +54,7 @@ def main(words: Sequence[str]) -> int:
 
 
 def profiled(words: Sequence[str]) -> tuple[str | None, Sequence[str]]:
-    """Return the value of the option `--profile` at the start of a command line, and the rest of the command line.
+    """Split the option `--profile` from the start of a command line.
 
     >>> profiled(["--profile", "train.py"]), profiled(["--profile=auto", "-m", "train"])
     (('20:3', ['train.py']), ('auto', ['-m', 'train']))
@@ -77,7 +70,7 @@ def profiled(words: Sequence[str]) -> tuple[str | None, Sequence[str]]:
 def find(words: Sequence[str]) -> list[str]:
     """Complete a command line that begins with `-m` and a module, a Python file, or the name of a program.
 
-    `LookupError` is raised if there is no such program.
+    Raise `LookupError` if there is no such program.
 
     >>> find(["-m", "json.tool", "--indent", "2"])[-4:]
     ['-m', 'json.tool', '--indent', '2']
@@ -101,7 +94,7 @@ def find(words: Sequence[str]) -> list[str]:
 
 
 def interpreter_flags(words: Sequence[str]) -> list[str]:
-    """Return Python's own flags, such as `-u`, from the beginning of a command line.
+    """Return Python's own flags, such as `-u`.
 
     >>> interpreter_flags(["python", "-u", "-X", "dev", "-Wignore", "-Om", "perf_callbacks.run", "-m", "train"])
     ['-u', '-X', 'dev', '-Wignore', '-O']
@@ -125,7 +118,7 @@ def interpreter_flags(words: Sequence[str]) -> list[str]:
 
 
 def _reports(words: Sequence[str], command: Sequence[str]) -> bool:
-    """Return True if a command runs Python, and has no option such as `--help`."""
+    """True if a command runs Python, and has no option such as `--help`."""
     if HELP & {*words}:
         return False
     if WINDOWS or _is_this_python(command[0]):
@@ -139,25 +132,18 @@ def _reports(words: Sequence[str], command: Sequence[str]) -> bool:
 
 
 def _is_this_python(command: str) -> bool:
-    """Return True if a command is the running Python interpreter, under any of its names."""
     return os.path.realpath(command) == os.path.realpath(sys.executable)
 
 
 def isolating(command: Sequence[str]) -> str | None:
-    """Return the flag by which a command keeps Python from importing `sitecustomize.py`, or None if there is none."""
     flags = interpreter_flags(command) if _is_this_python(command[0]) else ()
-    return next((one for one in flags if re.fullmatch("-[^XW]*[IES].*", one)), None)
+    return next((flag for flag in flags if re.fullmatch("-[^XW]*[IES].*", flag)), None)
 
 
 def environment(environ: "os._Environ[str] | dict[str, str]", *, reports: bool = True) -> dict[str, str]:
-    """Return environment variables with which all trainers of a Python program are measured.
-
-    Args:
-        environ: Environment variables so far.
-        reports: If True, the program prints a message at its exit if nothing was measured.
-    """
-    found = environ.get("PYTHONPATH")  # an empty entry is the working directory
-    others = [path for path in found.split(os.pathsep) if path != str(SITE)] if found else []
+    """With `reports`, the program prints a message at its exit if nothing was measured."""
+    pythonpath = environ.get("PYTHONPATH")  # an empty entry is the working directory
+    others = [path for path in pythonpath.split(os.pathsep) if path != str(SITE)] if pythonpath else []
     return {
         **environ,
         SWITCH: environ.get(SWITCH, "").strip() or "1",
@@ -168,10 +154,7 @@ def environment(environ: "os._Environ[str] | dict[str, str]", *, reports: bool =
 
 
 def _unmeasured() -> str:
-    """Create the file that exists until the program measures something. Return its path.
-
-    Return an empty string if no temporary file can be created.
-    """
+    """Create the file that exists until the program measures something. Empty if no temporary file can be created."""
     try:
         with tempfile.NamedTemporaryFile(prefix="perf_callbacks-run-", delete=False) as file:
             return file.name
@@ -180,12 +163,11 @@ def _unmeasured() -> str:
 
 
 def _has_module(name: str) -> bool:
-    """Return True if `python -m` can find the top-level package of a module's name. The search imports nothing."""
-    found = sys.path
-    sys.path = [str(Path.cwd()), *found]
+    search_path = sys.path
+    sys.path = [str(Path.cwd()), *search_path]
     try:
         return importlib.util.find_spec(name.partition(".")[0]) is not None
     except (ImportError, ValueError):
         return False
     finally:
-        sys.path = found
+        sys.path = search_path

@@ -1,6 +1,6 @@
 """Part of `perf-callbacks try` in the tried program: applies the changes of a trial, and measures a plain loop.
 
-The interpreter imports this file before the program begins. So this file doesn't import torch.
+The interpreter imports this file before the program begins, so it doesn't import torch.
 """
 
 import gc
@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 from perf_callbacks.kernel.failures import describe
 from perf_callbacks.kernel.foreign_errors import let_pass, suppress
-from perf_callbacks.trials import changes, turn
+from perf_callbacks.trials import changes, process
 from perf_callbacks.trials.plan import FAILED
-from perf_callbacks.trials.turn import Turn
+from perf_callbacks.trials.process import TrialProcess
 
 if TYPE_CHECKING:  # the program imports torch, not we
     from perf_callbacks.kernel.fit.setup import Setup
@@ -26,16 +26,15 @@ Action = Callable[[ModuleType], None]
 
 
 def join(actions: dict[str, Action]) -> None:
-    """Add the changes of this process's trial to `actions`, the functions that run after the import of a module."""
-    found = turn.of_process()
-    if found is None:
+    trial = process.current_trial()
+    if trial is None:
         return
     with suppress(OSError):  # if memory runs out, the kernel stops the trial, and no other program
         Path("/proc/self/oom_score_adj").write_text("1000")
-    own = changes.actions(found)
-    own["torch"] = _both(own["torch"], PlainLoop(found).watch)
+    own = changes.actions(trial)
+    own["torch"] = _both(own["torch"], PlainLoop(trial).watch)
     for name, act in own.items():
-        actions[name] = _checked(found, act if name not in actions else _both(act, actions[name]))
+        actions[name] = _checked(trial, act if name not in actions else _both(act, actions[name]))
 
 
 def _both(first: Action, second: Action) -> Action:
@@ -46,8 +45,8 @@ def _both(first: Action, second: Action) -> Action:
     return act
 
 
-def _checked(trial: Turn, act: Action) -> Action:
-    """Wrap an action, so that an error ends the trial. A trial without its changes would measure the wrong thing."""
+def _checked(trial: TrialProcess, act: Action) -> Action:
+    """An error ends the trial: without its changes, it would measure the wrong thing."""
 
     def checked(module: ModuleType) -> None:
         try:
@@ -62,12 +61,11 @@ def _checked(trial: Turn, act: Action) -> Action:
 class PlainLoop:
     """Measures the loop of a program without a trainer, from its first optimizer step on.
 
-    The model is the largest of the candidates. A candidate is a module that has a parameter of the optimizer, and that
-    the program itself called. A compiled module may hide its calls. If no candidate was called, the candidates are the
-    modules that have a parameter of the optimizer, and are part of no other such module.
+    The model is the largest module that has a parameter of the optimizer and that the program itself called. A compiled
+    module may hide its calls. If no such module was called, those count that are part of no other such module.
     """
 
-    def __init__(self, trial: Turn) -> None:
+    def __init__(self, trial: TrialProcess) -> None:
         self._trial = trial
         self._depth = 0
         self._called: list[Any] = []
@@ -77,7 +75,6 @@ class PlainLoop:
         self._loading = False
 
     def watch(self, torch: ModuleType) -> None:
-        """Watch all calls of modules until the first step of an optimizer."""
         import torch.optim.optimizer as optimizers  # noqa: PLC0415 torch has just been imported
         from torch.nn.modules import module as modules  # noqa: PLC0415 as above
         from torch.utils.data import dataloader  # noqa: PLC0415 as above
@@ -114,7 +111,7 @@ class PlainLoop:
     def _enters(self, module: Any, _arguments: object) -> None:
         if self._compiling():  # the compiler would trace the rest into the compiled model
             return
-        if not self._depth and module.training and all(module is not one for one in self._called):
+        if not self._depth and module.training and all(module is not other for other in self._called):
             self._called.append(module)
         self._depth += 1
 
@@ -126,7 +123,7 @@ class PlainLoop:
     def _first_step(self, optimizer: Any, *_: object) -> None:
         for handle in self._handles:
             handle.remove()
-        trained = {id(one) for group in optimizer.param_groups for one in group["params"]}
+        trained = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
         models = _holding(self._called, trained)
         self._called = []
         if self._trial.recorder() is not None or not self._trial.mine:
@@ -142,7 +139,7 @@ class PlainLoop:
             def _setup(self) -> "Setup":
                 return replace(super()._setup(), loaders=() if loader is None else (loader,))
 
-        model = max(models, key=lambda one: sum([parameter.numel() for parameter in one.parameters()]))
+        model = max(models, key=lambda candidate: sum([parameter.numel() for parameter in candidate.parameters()]))
         try:
             self._measurement = WithLoader(model, optimizer, None, None, None).__enter__()
         except Exception as error:  # noqa: BLE001 the trial still measures its steps
@@ -152,17 +149,15 @@ class PlainLoop:
 
 
 def _holding(modules: Iterable[Any], trained: Collection[int]) -> list[Any]:
-    """Return the modules that hold at least one trained parameter."""
-    return [module for module in modules if any(id(one) in trained for one in module.parameters())]
+    return [module for module in modules if any(id(parameter) in trained for parameter in module.parameters())]
 
 
 def _modules() -> Iterable[Any]:
     from torch import nn  # noqa: PLC0415 the program has imported it
 
-    return [one for one in gc.get_objects() if issubclass(type(one), nn.Module)]
+    return [thing for thing in gc.get_objects() if issubclass(type(thing), nn.Module)]
 
 
 def _outermost(modules: Sequence[Any]) -> list[Any]:
-    """Return the modules that are part of no other module."""
     parts = {id(part) for module in modules for part in module.modules() if part is not module}
     return [module for module in modules if id(module) not in parts]

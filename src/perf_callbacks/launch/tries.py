@@ -1,7 +1,7 @@
 """Run a program several times, unchanged and with each suggested remedy: `perf-callbacks try`.
 
-Each trial launches the program once. The program is measured as under `perf-callbacks run`, writes its outcome to a
-file, and exits. Then all processes of the trial are killed.
+Each trial launches the program once, as under `perf-callbacks run`. It writes its outcome to a file, and exits. Then
+all processes of the trial are killed.
 """
 
 import os
@@ -28,22 +28,17 @@ from perf_callbacks.trials.writes import TRACKERS
 POLL_SECONDS = 0.02
 
 PATIENCE, LEAST_PATIENCE_SECONDS = 4.0, 120.0
-"""A trial counts as hanging after 120 s, or after four times the duration of the longest earlier trial, whichever is
-later."""
+"""A trial hangs after the later of 120 s and four times the duration of the longest earlier trial."""
 
 LAST_LINES = 3
-"""If a trial fails, this many lines from the end of the program's output are shown."""
 
 TAIL_BYTES = 65536
-"""Number of bytes at the end of the program's output that are read to find the last lines."""
 
 LONGEST = 40
-"""Largest length of the temporary directory's path. The path of a socket of the program is 60 characters longer than
-the path of the temporary directory."""
+"""Of the temporary directory's path. The path of a socket of the program is 60 characters longer."""
 
 SCANS = 10
-"""Largest number of searches for processes of a trial. Each search finds the processes that were started during the
-previous search."""
+"""Most searches for a trial's processes. Each finds those that were started during the previous one."""
 
 QUIET = {
     "PERF_CALLBACKS": "1",
@@ -53,7 +48,6 @@ QUIET = {
     "PERF_CALLBACKS_MEASURE_PEAK": "off",
     "PERF_CALLBACKS_ON_EVENT": "off",
 }
-"""Environment variables of all trials, which turn off the journal, the report and similar features."""
 
 
 class RefusedError(Exception):
@@ -71,13 +65,9 @@ class Tries:
     only: Collection[str]
     yes: bool
     cpus: int
-    """Number of CPUs that this process may use."""
     stopped: Callable[[], bool]
-    """Function that returns True once the user wants to stop the trials."""
     say: Callable[[str], object]
-    """Function that prints a sentence."""
     show: Callable[[float, str], object]
-    """Function that shows the progress, given the finished share and the name of the current run."""
 
     def __post_init__(self) -> None:
         self.result = TrialResults(program=" ".join(_shown(self.command)))
@@ -110,20 +100,23 @@ class Tries:
             raise RefusedError(refused(outcome))
         self._own_callback, self.result.identity = outcome.own_callback, outcome.identity
         self.result.short = outcome.short
-        found = self.result.candidates = candidates(outcome, self.only, self.cpus)
-        if found:
-            runs = self.rounds * (len(found) + 1 + (len(found) > 1))
+        remedies = self.result.candidates = candidates(outcome, self.only, self.cpus)
+        if remedies:
+            runs = self.rounds * (len(remedies) + 1 + (len(remedies) > 1))
             minutes = max(1, round(runs * self._longest / 60))
-            names = ", ".join([one.title for one in found])
+            names = ", ".join([candidate.title for candidate in remedies])
             self.say(f"to try: {names}. {runs} runs of about {self._longest:.0f} s: {minutes} min.")
 
     def _round(self, number: int) -> None:
-        """Run the program once with each setting, in an order that differs from round to round."""
         result = self.result
         result.partial = {}
         plans: dict[str, Changes] = {
             BASE: {},
-            **{one.title: {one.remedy.name: one.value} for one in result.candidates if one.title not in result.failed},
+            **{
+                candidate.title: {candidate.remedy.name: candidate.value}
+                for candidate in result.candidates
+                if candidate.title not in result.failed
+            },
         }
         if number and result.together and TOGETHER not in result.failed:
             plans[TOGETHER] = self._together()
@@ -138,8 +131,8 @@ class Tries:
             if result.together:
                 self._setting(TOGETHER, self._together())
         for name in result.failed:  # a setting that failed in this round has failed in all rounds
-            for one in (*result.rounds, result.partial):
-                one.pop(name, None)
+            for outcomes in (*result.rounds, result.partial):
+                outcomes.pop(name, None)
         result.rounds.append(result.partial)
         result.partial = {}
 
@@ -160,20 +153,22 @@ class Tries:
             result.partial[name] = outcome
 
     def _choose_together(self, first: Mapping[str, TrialOutcome]) -> None:
-        """Choose the remedies to try together: all remedies that didn't slow the program down in the first round."""
         base = first[BASE].step_seconds or 0.0
         titles = [
-            one.title
-            for one in self.result.candidates
-            if one.title in first and (first[one.title].step_seconds or 0.0) <= base
+            candidate.title
+            for candidate in self.result.candidates
+            if candidate.title in first and (first[candidate.title].step_seconds or 0.0) <= base
         ]
         self.result.together = tuple(titles) if len(titles) > 1 else ()
 
     def _together(self) -> Changes:
-        return {one.remedy.name: one.value for one in self.result.candidates if one.title in self.result.together}
+        return {
+            candidate.remedy.name: candidate.value
+            for candidate in self.result.candidates
+            if candidate.title in self.result.together
+        }
 
     def _trial(self, changes: Changes, *, probe: bool = False) -> TrialOutcome:
-        """Launch the program once."""
         self.result.launches += not probe
         name = "probe" if probe else f"{self.result.launches}"
         scratch = self._scratch
@@ -199,7 +194,7 @@ class Tries:
     def _environment(self, path: Path, own: Path, changes: Changes, *, probe: bool) -> dict[str, str]:
         checklist = settings(changes, own_callback=self._own_callback)
         if probe:  # the checklist applies its items except gc; applied items become remedies to try
-            checklist = {name: one for name, one in checklist.items() if name.endswith("_GC")}
+            checklist = {name: value for name, value in checklist.items() if name.endswith("_GC")}
         return {
             **run.environment(os.environ, reports=False),
             **TRACKERS,
@@ -216,7 +211,6 @@ class Tries:
 
 
 def _near() -> str | None:
-    """Return /tmp if the default temporary directory has too long a path. None means the default directory."""
     return "/tmp" if len(tempfile.gettempdir()) > LONGEST and os.access("/tmp", os.W_OK) else None  # noqa: S108
 
 
@@ -227,10 +221,9 @@ def launched(
     patience: float | None,
     stopped: Callable[[], bool],
 ) -> TrialOutcome:
-    """Run the program until it has written its outcome, and then kill all its processes.
+    """Run the program until it has written its outcome, exits or loses patience, and kill all its processes.
 
-    The run also ends if the program exits, or after `patience` seconds. `KeyboardInterrupt` is raised once `stopped`
-    returns True.
+    Raise `KeyboardInterrupt` once `stopped` returns True.
     """
     answer, output = outcome_path(path), path.with_suffix(".out")
     began = monotonic()
@@ -258,7 +251,6 @@ def launched(
 
 
 def _without_outcome(status: int, output: Path) -> str:
-    """Return the reason why a program wrote no outcome: it failed, or it made no optimizer step."""
     if status == 0:
         return "the program ended, and made no step with an optimizer of torch in a process that the trial could watch"
     with output.open("rb") as file:
@@ -285,7 +277,7 @@ def kill(process: "subprocess.Popen[bytes]", plan: str) -> None:
 
 
 def _of_trial(plan: str) -> Iterator[int]:
-    """Yield the ids of all processes whose environment names the plan of the trial. This works only on Linux."""
+    """All processes whose environment names the plan of the trial. This works only on Linux."""
     mark = f"{TRIAL}={plan}".encode()
     for entry in Path("/proc").glob("[0-9]*/environ"):
         with suppress(OSError):

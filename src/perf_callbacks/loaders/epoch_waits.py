@@ -1,7 +1,4 @@
-"""Measure how long training waits for the first batch of each epoch, except the first epoch.
-
-Loaders without persistent workers start new workers at the beginning of each epoch.
-"""
+"""Waits for the first batch of each epoch but the first: loaders without persistent workers start new ones."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -21,8 +18,7 @@ class EpochWaits(Observer):
         self._epochs = 0
         self._seconds = self._seconds_in_rows = 0.0
         self._recorder = recorder
-        self._last: set[int] = set()
-        """Numbers of steps that ended an epoch. A step's number is removed once the following step is measured."""
+        self._last: set[int] = set()  # steps that ended an epoch, each until the following step is measured
 
     @property
     @override

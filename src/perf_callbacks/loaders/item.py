@@ -1,7 +1,6 @@
-"""The checklist item `loaders`: batches in pinned memory, and asynchronous copies to the device.
+"""The checklist item `loaders`: pinned batches and asynchronous copies. Number and order of batches stay.
 
-The host always waits for a copy to the device if the batch is in unpinned memory. With a batch in pinned memory and
-`non_blocking=True`, the host doesn't wait. The item changes neither the number nor the order of batches.
+The host always waits for a copy from unpinned memory, and with `non_blocking=True` never for one from pinned memory.
 """
 
 import functools
@@ -21,15 +20,13 @@ from perf_callbacks.kernel.process.patches import Patches
 from perf_callbacks.kernel.records.fit_records import APPLIED, Checklist
 from perf_callbacks.kernel.settings.config import PerfConfig
 
-MOST_PINNED = 0.1
-"""Largest share of the available host memory that pinned batches may take. Pinned memory can't be swapped out."""
+MOST_PINNED = 0.1  # share of the available host memory that pinned batches may take: it can't be swapped out
 
 
 SLUG = "loaders"
 
 
 def decide(environment: Environment, config: PerfConfig) -> Checklist:
-    """Decide if batches are to be pinned and copied asynchronously."""
     status, why = _status(environment, config)
     before = ", ".join(part for part in (_PINS[environment.loaders_pin], _COPIES[environment.copies_go_on]) if part)
     pinned = "pinned" if environment.copies_go_on is None else "pinned, asynchronous copies"
@@ -53,9 +50,9 @@ def _status(environment: Environment, config: PerfConfig) -> tuple[str, str]:
         return SKIPPED, "the trainer is configured not to pin batches"
     if environment.loaders_pin and environment.copies_go_on is not False:
         return ALREADY, WHY
-    known = environment.pinned_copies is not None
-    why = WHY if known else f"{WHY}; it is unknown if {environment.accelerator} copies safely from pinned memory"
-    return (APPLIED if known and config.loaders != "advise" else ADVISED), why
+    sure = environment.pinned_copies is not None
+    why = WHY if sure else f"{WHY}; it is unknown if {environment.accelerator} copies safely from pinned memory"
+    return (APPLIED if sure and config.loaders != "advise" else ADVISED), why
 
 
 def _line(environment: Environment) -> str:
@@ -65,7 +62,7 @@ def _line(environment: Environment) -> str:
 
 
 class PinnedLoading(ActiveItem):
-    """Pins batches and copies them asynchronously, until `closed` is called."""
+    """Pins batches and copies them asynchronously, until `closed`."""
 
     slug = SLUG
 
@@ -73,8 +70,7 @@ class PinnedLoading(ActiveItem):
         super().__init__()
         self._patches = Patches()
         self._undo = weakref.finalize(self, self._patches.restore)  # holds no reference to this object
-        self._seams = Patches()
-        """Replaced functions of the trainer, which are restored when the item is closed."""
+        self._trainer_patches = Patches()
         self._room = None
         if fit.environment.memory_available is not None:
             self._room = MOST_PINNED * fit.environment.memory_available / fit.environment.local_world_size
@@ -86,11 +82,11 @@ class PinnedLoading(ActiveItem):
             for loader in batches.loaders:
                 pin(loader)
             if batches.process is not None:
-                self._seams.replace(*batches.process, functools.partial(_processing, pin))
+                self._trainer_patches.replace(*batches.process, functools.partial(_processing, pin))
         self._first = batches.first_batch or FirstBatch()
         self._first.wanted = True
         if batches.first is not None:
-            self._seams.replace(*batches.first, functools.partial(_seeing, self._first))
+            self._trainer_patches.replace(*batches.first, functools.partial(_seeing, self._first))
         if batches.copy is not None:
             self._patches.replace(*batches.copy, functools.partial(_copying, self._first))
 
@@ -116,12 +112,11 @@ class PinnedLoading(ActiveItem):
     @override
     def closed(self) -> None:
         self._due = NEVER
-        self._seams.restore()
+        self._trainer_patches.restore()
         self._undo()
 
 
 def _pin(patches: Patches, held: list[int], loader: Any) -> None:
-    """Make a loader pin its batches, unless the loader already pins batches or is running."""
     loader = getattr(loader, "base_dataloader", loader)  # accelerate wraps the loader
     if isinstance(loader, DataLoader) and not loader.pin_memory and loader._iterator is None:  # noqa: SLF001
         patches.add(functools.partial(_unpin, weakref.ref(loader), loader.pin_memory))
@@ -136,8 +131,6 @@ def _unpin(reference: "weakref.ref[DataLoader[Any]]", before: bool) -> None:  # 
 
 
 def _processing(pin: Callable[[Any], None], inner: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap the trainer's function that prepares a loader, so that the loader pins its batches."""
-
     @functools.wraps(inner)
     def call(*args: Any, **kwargs: Any) -> Any:
         loader = inner(*args, **kwargs)
@@ -149,10 +142,7 @@ def _processing(pin: Callable[[Any], None], inner: Callable[..., Any]) -> Callab
 
 
 def _seeing(first: FirstBatch, inner: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap a function that is called with each batch before the batch is copied to the device.
-
-    The wrapper examines the first batch.
-    """
+    """Wrap a function that is called with each batch before its copy to the device."""
 
     @functools.wraps(inner)
     def call(batch: Any, *args: Any, **kwargs: Any) -> Any:
@@ -163,8 +153,6 @@ def _seeing(first: FirstBatch, inner: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _copying(first: FirstBatch, inner: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap the function that copies a batch, so that copies of pinned batches are asynchronous."""
-
     @functools.wraps(inner)
     def call(batch: Any, device: Any, *args: Any, **kwargs: Any) -> Any:
         first.see(batch)

@@ -1,1 +1,1 @@
-"""Measure the memory of a training step by part, the growth of memory, and the use of host and GPU."""
+"""The memory of a training step by part, its growth, and the use of host and GPU."""

@@ -1,4 +1,4 @@
-"""Track the storages of all tensors that a training step makes, and the lifetimes of the storages."""
+"""The storages of all tensors that a training step makes, and their lifetimes."""
 
 import weakref
 from collections.abc import Iterable, Iterator
@@ -12,8 +12,8 @@ from perf_callbacks.kernel.fit.first_batch import tensors
 class Allocation(weakref.ref[Any]):
     """Weak reference to a storage that the measured step made.
 
-    The callback of the weak reference is a C function. In a Python function, a `KeyboardInterrupt` could get lost:
-    Python ignores exceptions in callbacks of weak references.
+    Its callback is a C function: Python ignores exceptions in callbacks of weak references, so in a Python function a
+    `KeyboardInterrupt` could get lost.
     """
 
     __slots__ = ("backward", "born", "freed", "kept", "key", "saved", "size")
@@ -28,10 +28,7 @@ class Allocation(weakref.ref[Any]):
 
 
 class Allocations:
-    """Tracks the storages of the results of operations. The method `made` receives each result.
-
-    All references to storages are weak. A view adds no storage, because it shares the storage of its base tensor.
-    """
+    """Tracks the storages of results by weak references. A view adds none: it shares the storage of its base."""
 
     def __init__(self, device: str) -> None:
         self._device = device
@@ -43,16 +40,15 @@ class Allocations:
         self._seen = 0  # events processed so far
         self._places: dict[int, tuple[Any, tuple[int, ...] | None]] = {}  # an operation, and which results are new
         self.activation_bytes = 0
-        """Bytes of the forward's storages that were alive when the backward began. If a step has several backwards, the
-        largest value of all backwards is kept."""
+        """Bytes of the forward that were alive when the backward began; of several backwards, the largest."""
 
     @property
     def seen(self) -> bool:
-        """True if the step made storages and ran a backward, and if no result was missed."""
+        """True if the step made storages and ran a backward, and no result was missed."""
         return bool(self._all) and self._backward > 0 and not self._broken
 
     def made(self, func: Any, out: Any, backward: int) -> None:
-        """Record the result of an operation. `backward` is the number of the running backward, or 0 if none runs."""
+        """Record the result of an operation. `backward` is the number of the running backward, or 0."""
         try:
             self._made(func, out, backward)
         except Exception:
@@ -75,69 +71,65 @@ class Allocations:
             self._note(out[place] if isinstance(out, tuple) else out, backward=bool(backward))
 
     def hold(self, storages: Iterable[Any]) -> None:
-        """Track the storages of gradients that exist before the step, because the step may free the storages."""
+        """Track gradients that exist before the step, because the step may free them."""
         for storage in storages:
             self._follow(storage, backward=True)
             self.keep([storage._cdata])  # noqa: SLF001 there is no public identity
 
     def keep(self, storages: Iterable[int]) -> set[int]:
-        """Mark storages as gradients or optimizer state, so that they don't count as temporary memory.
-
-        Storages that are not tracked are ignored. Return the keys of the marked storages.
-        """
+        """Mark gradients or optimizer state, which aren't temporary. Return the keys of those that are tracked."""
         self._take_in()
-        found = {key: self._alive[key] for key in storages if key in self._alive}
-        for one in found.values():
-            one.kept = True
-        return {*found}
+        tracked = {key: self._alive[key] for key in storages if key in self._alive}
+        for allocation in tracked.values():
+            allocation.kept = True
+        return {*tracked}
 
     def temporary_bytes(self) -> int:
-        """Return the peak memory of all storages except activations, gradients and optimizer state."""
+        """Return the peak of all storages except activations, gradients and optimizer state."""
         self._take_in()
-        return _peak([one for one in self._all if not (one.saved or one.kept)])
+        return _peak([allocation for allocation in self._all if not (allocation.saved or allocation.kept)])
 
     def peak_bytes(self) -> int:
         self._take_in()
         return _peak(self._all)
 
     def high_moments(self) -> list[tuple[int, int]]:
-        """Return the moments that can be the memory peak of a step, depending on how many ranks share the gradients.
+        """Return the moments that can be the peak of a step, depending on how many ranks share the gradients.
 
-        Each moment is a pair: the bytes of gradients, and the bytes of all other storages that the step made. No other
-        moment has both sums at least as large.
+        Each is a pair: bytes of gradients, and of all other storages. No other moment has both sums at least as large.
         """
         self._take_in()
-        found: list[tuple[int, int]] = []
+        highest: list[tuple[int, int]] = []
         for kept, rest in sorted(set(_moments(self._all)), reverse=True):  # most gradients first
-            if not found or rest > found[-1][1]:
-                found.append((kept, rest))
-        return found
+            if not highest or rest > highest[-1][1]:
+                highest.append((kept, rest))
+        return highest
 
     def end(self) -> None:
         self._take_in()
         self._alive.clear()
 
     def _take_in(self) -> None:
-        """Record which storages were freed, and when. Events are numbered, and the numbers serve as times."""
+        """Record which storages were freed. The numbers of events serve as times."""
         while self._seen < len(self._events):
-            one, self._seen = self._events[self._seen], self._seen + 1
-            if one is not None:
-                one.freed = self._seen
-                if self._alive.get(one.key) is one:
-                    del self._alive[one.key]
+            allocation, self._seen = self._events[self._seen], self._seen + 1
+            if allocation is not None:
+                allocation.freed = self._seen
+                if self._alive.get(allocation.key) is allocation:
+                    del self._alive[allocation.key]
 
     def _turn(self) -> None:
-        """When a backward begins, mark all living storages of the forward as activations."""
+        """When a backward begins, what lives of the forward are activations."""
         self._take_in()
-        saved = [one for one in self._alive.values() if not one.backward]
-        for one in saved:
-            one.saved = True
-        self.activation_bytes = max(self.activation_bytes, sum([one.size for one in saved]))
+        saved = [allocation for allocation in self._alive.values() if not allocation.backward]
+        for allocation in saved:
+            allocation.saved = True
+        self.activation_bytes = max(self.activation_bytes, sum([allocation.size for allocation in saved]))
 
     def _note(self, out: Any, *, backward: bool) -> None:
-        for one in tensors(out):
-            if one.device.type == self._device and one.layout is torch.strided:
-                self._follow(one.untyped_storage(), backward=backward)
+        for tensor in tensors(out):
+            if tensor.device.type == self._device and tensor.layout is torch.strided:
+                self._follow(tensor.untyped_storage(), backward=backward)
 
     def _follow(self, storage: Any, *, backward: bool) -> None:
         key = storage._cdata  # noqa: SLF001 there is no public identity
@@ -145,22 +137,30 @@ class Allocations:
         if key in self._alive:
             return
         self._events.append(None)
-        one = Allocation(storage, self._events.append)
-        one.size, one.key, one.born, one.freed = storage.nbytes(), key, len(self._events), None
-        one.backward, one.saved, one.kept = backward, False, False
-        self._all.append(one)
-        self._alive[key] = one
+        allocation = Allocation(storage, self._events.append)
+        allocation.size, allocation.key, allocation.born, allocation.freed = (
+            storage.nbytes(),
+            key,
+            len(self._events),
+            None,
+        )
+        allocation.backward, allocation.saved, allocation.kept = backward, False, False
+        self._all.append(allocation)
+        self._alive[key] = allocation
 
 
 def _peak(allocations: Iterable[Allocation]) -> int:
-    """Return the largest number of bytes that were allocated at the same moment."""
     return max([kept + rest for kept, rest in _moments(allocations)], default=0)
 
 
 def _moments(allocations: Iterable[Allocation]) -> Iterator[tuple[int, int]]:
-    """Yield two sums after each allocation and release: the bytes of gradients, and the bytes of all other storages."""
-    changes = [(one.born, one.size, one.kept) for one in allocations]
-    changes += [(one.freed, -one.size, one.kept) for one in allocations if one.freed is not None]
+    """Yield the bytes of gradients and of all other storages, after each allocation and release."""
+    changes = [(allocation.born, allocation.size, allocation.kept) for allocation in allocations]
+    changes += [
+        (allocation.freed, -allocation.size, allocation.kept)
+        for allocation in allocations
+        if allocation.freed is not None
+    ]
     kept = rest = 0
     for _, size, is_kept in sorted(changes):
         kept, rest = (kept + size, rest) if is_kept else (kept, rest + size)

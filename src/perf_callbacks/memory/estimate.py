@@ -1,4 +1,4 @@
-"""Estimate the memory of a rank, the largest micro-batch that fits, and the number of layers to checkpoint."""
+"""The memory of a rank, the largest micro-batch that fits, and the number of layers to checkpoint."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -19,23 +19,19 @@ SHARDED = {
     "zero2": ("optimizer", "gradients"),
     **dict.fromkeys(FULL, ("optimizer", "gradients", "weights")),
 }
-"""For each kind of sharding, the parts of memory that are divided among the ranks."""
+"""Parts of memory that each kind of sharding divides among the ranks."""
 
-GATHERED_LAYERS = 2
-"""Number of layers whose sharded weights a rank gathers at once: the running layer and the next layer."""
+GATHERED_LAYERS = 2  # layers whose sharded weights a rank holds in full: the running and the next one
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SimulatedStep:
-    """Memory of one optimizer step on one rank without sharding. Integers are in bytes."""
+    """Memory of one optimizer step on one rank without sharding, in bytes."""
 
     parts: Memory
-    """Parts of memory in the form of a `memory` record, like those of a real step."""
     passes: tuple[tuple[int, int], ...]
-    """Memory at the moments of forward and backward that may be the peak. Each pair holds the bytes of gradients, and
-    the bytes of all other tensors of the step."""
-    optimizer_temporary: int
-    """Peak memory of the tensors that the optimizer makes during its step."""
+    """Moments of forward and backward that may be the peak: bytes of gradients, and of the step's other tensors."""
+    optimizer_temporary: int  # peak of the tensors that the optimizer makes during its step
     weights: int
     gradients: int
     optimizer: int
@@ -47,18 +43,11 @@ def on_rank(
     """Return the parts of memory on one of several ranks, and their peak, in GB.
 
     - ddp adds buckets as large as all gradients, as with `gradient_as_bucket_view=False`.
-    - zero3 and fsdp add the full weights of two layers, and the full gradients of one layer. zero3 and fsdp also add
-      the full weights and gradients of all modules outside of the list of layers.
+    - zero3 and fsdp add the full weights of two layers and gradients of one, and both of all modules outside of layers.
     - With gradient accumulation, each rank of fsdp holds all gradients until the final micro-batch (`no_sync`).
-    - The buckets of zero1 and zero2 are left out, because their size doesn't depend on the model.
+    - The buckets of zero1 and zero2 are left out: their size doesn't depend on the model.
 
-    Args:
-        step: Memory of the step on one rank without sharding.
-        ranks: Number of ranks among which the memory is divided.
-        sharding: A name in `SHARDED`.
-        layers: Number of layers in the model's list of layers, or 0 if the model has no such list.
-        layer_bytes: Bytes of the weights of one layer, or of the whole model if it has no list of layers.
-        accumulated: Number of micro-batches in an optimizer step.
+    `layer_bytes` are those of one layer's weights, or of the whole model if `layers` is 0.
     """
     share = {part: 1 / ranks if part in SHARDED[sharding] else 1.0 for part in ("weights", "gradients", "optimizer")}
     weights, optimizer = step.weights * share["weights"], step.optimizer * share["optimizer"]
@@ -77,7 +66,7 @@ def on_rank(
     peak = held + max(in_passes, in_update)
     if ranks == 1 or sharding == "none":
         peak = max(peak, (step.parts.peak_gb or 0.0) * GB)
-    found = {
+    parts = {
         "weights": weights,
         "gradients": step.gradients * of_passes,
         "optimizer": optimizer,
@@ -86,13 +75,11 @@ def on_rank(
         "exchange": extra + reduced,
         "peak": peak,
     }
-    return {name: size / GB for name, size in found.items() if size or name != "exchange"}
+    return {name: size / GB for name, size in parts.items() if size or name != "exchange"}
 
 
 def largest(size: Callable[[int], float], limit: float, guess: int, most: int) -> int:
-    """Return the largest number from 0 to `most` whose size is at most `limit`. The search starts at `guess`.
-
-    `size` must grow with the number. The search computes few sizes if the growth is nearly linear.
+    """Return the largest number from 0 to `most` whose size, which must grow with it, is at most `limit`.
 
     >>> largest(lambda number: 3.0 + 2.0 * number, limit=28.0, guess=11, most=100)
     12
@@ -100,25 +87,23 @@ def largest(size: Callable[[int], float], limit: float, guess: int, most: int) -
     low, high = 0, most + 1  # `low` fits, `high` doesn't
     number, before, turns = max(1, min(guess, most)), None, 0
     while high - low > 1:
-        found = size(number)
-        low, high = (number, high) if found <= limit else (low, number)
-        slope = 0.0 if before is None else (found - before[1]) / (number - before[0])
-        away = (limit - found) / slope if slope > 0 else math.copysign(1 << turns, limit - found)
-        before, turns = (number, found), turns + 1
+        tried = size(number)
+        low, high = (number, high) if tried <= limit else (low, number)
+        slope = 0.0 if before is None else (tried - before[1]) / (number - before[0])
+        away = (limit - tried) / slope if slope > 0 else math.copysign(1 << turns, limit - tried)
+        before, turns = (number, tried), turns + 1
         number += math.floor(max(-most, min(most, away)))
         number = max(low + 1, min(high - 1, number)) if turns <= _STRAIGHT else (low + high) // 2
     return low
 
 
-_STRAIGHT = 8
-"""Number of sizes after which `largest` halves the range, because the growth isn't linear."""
+_STRAIGHT = 8  # sizes after which `largest` halves the range, because the growth isn't linear
 
 
 def growth_gb(parts: Memory) -> float | None:
     """Return the GB of a measured step that may grow with the micro-batch, or None if unknown.
 
-    The result is the peak memory minus weights and optimizer state. It may include the memory of gradients, which
-    doesn't grow with the micro-batch. So the memory of a larger micro-batch may be estimated too high, never too low.
+    They include gradients, which don't grow: a larger micro-batch is estimated too high, never too low.
     """
     if parts.peak_gb is None or parts.weights_gb is None or not parts.micro_batch:
         return None
@@ -127,20 +112,14 @@ def growth_gb(parts: Memory) -> float | None:
 
 
 def headroom_gb(parts: Memory, limit_gb: float | None = None) -> float | None:
-    """Return the GB that a step may use in addition to weights and optimizer state.
-
-    With `limit_gb`, the result is the memory that remains below the limit. Without `limit_gb`, the result is the
-    measured free memory, or None if the free memory is unknown.
-    """
+    """Return the GB besides weights and optimizer state: below the limit, else as measured, None if unknown."""
     if limit_gb is None or parts.weights_gb is None:
         return parts.headroom_gb
     return max(0.0, limit_gb - parts.weights_gb - (parts.optimizer_gb or 0.0) - (parts.context_gb or 0.0))
 
 
 def fitting_micro_batch(parts: Memory, headroom: float | None) -> int | None:
-    """Return the largest micro-batch that certainly fits, computed from the memory of a measured step.
-
-    0 means that no micro-batch certainly fits. None means unknown.
+    """Return the largest micro-batch that certainly fits by a measured step: 0 if none does, None if unknown.
 
     >>> fitting_micro_batch(Memory(step=2, device="cuda", weights_gb=2.0, peak_gb=10.0, micro_batch=8), headroom=12.5)
     12
@@ -154,25 +133,15 @@ def fitting_micro_batch(parts: Memory, headroom: float | None) -> int | None:
 
 
 def _fixed_gb(parts: Memory) -> float:
-    """Return the GB of gradients and of temporary tensors.
-
-    The part of `growth_gb` that neither the micro-batch nor checkpointing changes is at most as large as the result.
-    """
+    """Return the GB of gradients and temporary tensors: the most that neither micro-batch nor checkpointing changes."""
     return (parts.gradients_gb or 0.0) + (parts.temporary_gb or 0.0)
 
 
 def about_micro_batch(batch: int, used: float, room: float, layers_run: int, layers: int) -> int:
-    """Estimate which micro-batch would fit, from an allocation that failed in the forward of a layer.
+    """Estimate the micro-batch that would fit, from an allocation that failed in the forward of a layer.
 
-    The estimate assumes that all layers use the same amount of memory. It also assumes that only the layers use memory
-    that grows with the micro-batch.
-
-    Args:
-        batch: Number of samples in the micro-batch that failed.
-        used: Memory in use that grows with the micro-batch.
-        room: Free memory, in the same unit as `used`.
-        layers_run: Number of layers that had run, including the layer that failed.
-        layers: Number of all layers.
+    All layers are assumed to use the same memory, and only layers memory that grows. `used` grows with the micro-batch;
+    `room` is free, in the same unit; `layers_run` includes the layer that failed.
 
     >>> about_micro_batch(16, used=8.0, room=1.0, layers_run=8, layers=32)
     4
@@ -181,7 +150,7 @@ def about_micro_batch(batch: int, used: float, room: float, layers_run: int, lay
 
 
 class Layers(NamedTuple):
-    """List of layers in a model, and the memory that is freed by checkpointing one of the layers."""
+    """List of layers in a model, and what checkpointing one of them frees."""
 
     path: str
     number: int
@@ -189,32 +158,30 @@ class Layers(NamedTuple):
 
 
 def layers_of(modules: Sequence[ModuleWork]) -> Layers | None:
-    """Return the list of layers whose checkpointing would free the most memory, or None if there is no such list.
+    """Return the list of layers whose checkpointing would free the most memory.
 
-    A checkpointed layer still stores its input, which is the output of the previous layer. The size of a layer's output
-    is estimated by the activations of the layer itself, without its submodules. If the layer itself has no activations,
-    the size is estimated by the largest activations of a submodule.
+    A checkpointed layer still stores its input, the previous layer's output. Its size is estimated by the activations
+    of the layer itself without its submodules, or else by the largest of a submodule.
     """
     lists: dict[str, list[ModuleWork]] = {}
     for line in modules:
         before, star, _ = f"{line.path}.".partition("*.")
         if star and line.path not in APART:
             lists.setdefault(before + "*", []).append(line)
-    found = []
+    candidates = []
     for path, lines in lists.items():
         count = next((line.modules for line in lines if line.path == path), 0)
         held = {line.path: line.activation_bytes or 0 for line in lines}
         kept = held.get(path) or max(held.values())
         if count > 1 and sum(held.values()) > kept:
-            found.append(Layers(path, count, (sum(held.values()) - kept) / count / GB))
-    return max(found, key=lambda one: one.number * one.freed_gb, default=None)
+            candidates.append(Layers(path, count, (sum(held.values()) - kept) / count / GB))
+    return max(candidates, key=lambda candidate: candidate.number * candidate.freed_gb, default=None)
 
 
 def layers_to_checkpoint(parts: Memory, headroom: float | None, layers: Layers | None, batch: int | None) -> int | None:
-    """Return the number of layers to checkpoint so that a micro-batch of `batch` samples fits.
+    """Return the layers to checkpoint so that `batch` samples fit, from the first on; None if unknown or not enough.
 
-    None means that the number is unknown, or that checkpointing is not enough. Checkpointing begins with the model's
-    first layer. The last layer is never checkpointed, because its recomputation would be the new peak.
+    The last layer is never checkpointed: its recomputation would be the new peak.
     """
     growth = growth_gb(parts)
     if growth is None or headroom is None or layers is None or not batch or not parts.micro_batch:

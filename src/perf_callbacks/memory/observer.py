@@ -1,4 +1,4 @@
-"""Measure the memory of a fit by part, such as weights and activations, and record the use of host and GPU."""
+"""Measure the memory of a fit by part, and record the use of host and GPU."""
 
 import weakref
 from collections.abc import Mapping
@@ -40,11 +40,8 @@ from perf_callbacks.memory.step_memory import StepMemory
 from perf_callbacks.memory.use import GB, MB, MemoryReading, MemoryUse, Series, in_gb, leak, slope
 
 PERIOD_SECONDS = 10.0
-"""Seconds between two `use` records."""
 
-TRIES = 3
-"""Largest number of steps that are measured. If no optimizer updates the weights in a measured step, the next step is
-measured too. A gradient scaler may skip the first optimizer steps."""
+TRIES = 3  # steps that are measured until an optimizer updates weights: a gradient scaler may skip the first ones
 
 
 def begin(recorder: Recorder, training: Training) -> "MemoryWatch":
@@ -56,14 +53,10 @@ def begin(recorder: Recorder, training: Training) -> "MemoryWatch":
 
 
 class MemoryWatch(Observer):
-    """Measures the parts of memory in the second step of a fit, and writes a `use` record every ten seconds.
-
-    The training thread measures the parts of memory. The watchdog's thread writes the `use` records.
-    """
+    """Measures the second step of a fit in the training thread, and writes `use` records in the watchdog's."""
 
     def __init__(self, recorder: Recorder, model: nn.Module | None) -> None:
         self.optimizers: tuple[weakref.ref[Any], ...] = ()
-        """Weak references to the known optimizers of the fit."""
         self._recorder = recorder
         self._model = model
         self._trained = None if model is None else weakref.ref(model)
@@ -81,12 +74,11 @@ class MemoryWatch(Observer):
         self._uuid = device.device_at(recorder.device).features().uuid
         self._ended = False
         self.use = MemoryUse()
-        """Measured parts of memory, and the growth of memory so far."""
         self._readings = DeviceReadings()
         self._rank_use = RankUse()
-        found = device.allocators(self._devices)
-        if found is not None:
-            self.use.begin(found.retries)
+        allocator = device.allocators(self._devices)
+        if allocator is not None:
+            self.use.begin(allocator.retries)
 
     @property
     @override
@@ -146,9 +138,9 @@ class MemoryWatch(Observer):
     @override
     def exception_raised(self, error: BaseException) -> None:
         with guard(logs(log.info, "perf_callbacks can't report the failed allocation: %s.")):
-            found = failed_allocation(error)
-            if found is not None:
-                report = self._report(found)
+            failure = failed_allocation(error)
+            if failure is not None:
+                report = self._report(failure)
                 self._recorder.write(report)
                 lines = out_of_memory_text.lines(report, self._recorder.run.rank)
                 message = "perf_callbacks: " + "\n  ".join(["%s"] * len(lines))  # line ends in arguments are escaped
@@ -156,13 +148,13 @@ class MemoryWatch(Observer):
 
     @override
     def metrics(self, kind: str) -> Mapping[str, float]:
-        found = device.allocators(self._devices)
-        if found is None:
+        allocator = device.allocators(self._devices)
+        if allocator is None:
             return {}
         return {
-            "memory_allocated_peak_gb": round(found.peak_bytes / GB, 6),
-            "memory_reserved_gb": round(found.reserved_bytes / GB, 6),
-            "allocator_retries": self.use.retried(found.retries),
+            "memory_allocated_peak_gb": round(allocator.peak_bytes / GB, 6),
+            "memory_reserved_gb": round(allocator.reserved_bytes / GB, 6),
+            "allocator_retries": self.use.retried(allocator.retries),
         }
 
     @override
@@ -187,7 +179,7 @@ class MemoryWatch(Observer):
             self._write(None)
 
     def tick(self, now: float) -> bool:
-        """Write a `use` record every ten seconds. An error ends only the `use` records."""
+        """Write a `use` record every ten seconds. An error ends only these records."""
         if self._ended:
             if self._monitor is not None:
                 self._monitor.close()
@@ -201,14 +193,13 @@ class MemoryWatch(Observer):
         return True
 
     def _note(self, seconds: float, now: float, gpu: DeviceUse) -> None:
-        """Write a `use` record."""
-        found, step, memory = processes.read(), self._recorder.step, self.use
+        usage, step, memory = processes.read(), self._recorder.step, self.use
         cores = read_mb = resident = anonymous = None
-        if found is not None:
+        if usage is not None:
             if self._noted is not None:
-                cores, read_mb = _between(self._noted, (now, found))
-            self._noted = now, found
-            resident, anonymous = found.resident_bytes / GB, in_gb(found.anonymous_bytes)
+                cores, read_mb = _between(self._noted, (now, usage))
+            self._noted = now, usage
+            resident, anonymous = usage.resident_bytes / GB, in_gb(usage.anonymous_bytes)
             self._resident.add(MemoryReading(seconds, step, resident))
             memory.gb_per_hour = slope(self._resident.points)
             if anonymous is not None:
@@ -254,18 +245,15 @@ class MemoryWatch(Observer):
             self._recorder.write(use)
 
     def _living(self) -> list[Any]:
-        return [one for one in (reference() for reference in self.optimizers) if one is not None]
+        return [optimizer for optimizer in (reference() for reference in self.optimizers) if optimizer is not None]
 
     def _with_batches(self, parts: Memory) -> Memory:
-        """Return `parts` with the micro-batches of the current step and the free memory of the device.
-
-        If the model is on several devices, the free memory is unknown.
-        """
+        """Add micro-batches and free memory; the latter is unknown on several devices."""
         batches = self._recorder.engine.batches
         room = self._devices[0].headroom() if len(self._devices) == 1 else None
         return replace(
             parts,
-            micro_batch=max([one.samples for one in batches if one.samples is not None], default=None),
+            micro_batch=max([batch.samples for batch in batches if batch.samples is not None], default=None),
             micro_batches=len(batches) or None,
             headroom_gb=in_gb(room),
         )
@@ -288,7 +276,11 @@ class MemoryWatch(Observer):
         if parts is None and allocator is not None and failed_layer is not None and batch and len(self._devices) == 1:
             left = (self._devices[0].headroom() or 0) / GB - coming_state_gb(self._living())
             used = allocated - weights - gradients - optimizer
-            trained = sum([one.nbytes for one in model.parameters() if one.requires_grad]) / GB if model else 0.0
+            trained = (
+                sum([parameter.nbytes for parameter in model.parameters() if parameter.requires_grad]) / GB
+                if model
+                else 0.0
+            )
             room_of_update = used + left - max(0.0, trained - gradients)
             about = about_micro_batch(batch, used, left, *failed_layer) if room_of_update >= 0 else 0
         return OutOfMemory(
@@ -313,7 +305,7 @@ class MemoryWatch(Observer):
         )
 
     def _write(self, own_bytes: int | None) -> None:
-        """Write the `memory` record. If NVML knows the memory of this process, add the CUDA context's memory."""
+        """If NVML knows this process's memory, add the CUDA context's."""
         parts, self._unwritten = self._unwritten, None
         if parts is None:
             return
@@ -338,7 +330,7 @@ class MemoryWatch(Observer):
 def _between(
     before: tuple[float, processes.Processes], now: tuple[float, processes.Processes]
 ) -> tuple[float | None, float | None]:
-    """Return the mean number of busy CPU cores, and the MB read from disks, between two readings."""
+    """Return the mean number of busy CPU cores, and the MB read from disks."""
     seconds, ran = now[0] - before[0], now[1].cpu_seconds - before[1].cpu_seconds
     cores = ran / seconds if seconds > 0 and ran >= 0 else None
     if now[1].read_bytes is None or before[1].read_bytes is None:

@@ -1,4 +1,4 @@
-"""Recognize a failed allocation, find its place in the program, and list the tensors that exist at that moment."""
+"""Recognize a failed allocation, find its place in the program, and list the tensors that exist then."""
 
 import inspect
 import re
@@ -23,21 +23,15 @@ from perf_callbacks.memory.step_memory import sizes
 from perf_callbacks.memory.use import GB
 
 MOST = 8
-"""Largest number of entries in a report's list of large tensors."""
 
-LONGEST = 300
-"""Largest number of characters of the error message in a report."""
+LONGEST = 300  # characters of the error message in a report
 
-DEEPEST = 8
-"""Largest number of errors that are examined in a chain of `__cause__`. `few_tensors` searches nested containers to
-this depth."""
+DEEPEST = 8  # errors examined in a chain of `__cause__`, and depth of nested containers
 
-MOST_LOOKS = 1000
-"""Largest number of objects that are examined at each depth of nested containers."""
+MOST_LOOKS = 1000  # objects examined at each depth of nested containers
 
 _SIGNS = ("defaultcpuallocator", "out of memory", "cublas_status_alloc_failed", "bad_alloc")
-"""If the message of a `RuntimeError` contains one of these texts, in upper or lower case, an allocation failed. The
-CPU's allocator, for example, raises a `RuntimeError` instead of a `MemoryError`."""
+"""In a `RuntimeError`: the CPU's allocator, for example, raises no `MemoryError`."""
 
 _REQUEST = re.compile(r"[Tt]ried to allocate ([\d.]+) ?(bytes|[KMGT]iB)")
 
@@ -46,11 +40,11 @@ _UNITS = {"bytes": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
 _CALL = nn.Module._call_impl.__code__  # noqa: SLF001 runs a module's forward and hooks; there is no public name
 
 _STAGES = {"torch/autograd/graph.py": "backward", "torch/optim/": "optimizer"}
-"""Maps a part of a torch file's path to the stage of a training step in which the file's functions run."""
+"""Stage by a part of the path of torch's file."""
 
 
 def failed_allocation(error: BaseException | None) -> BaseException | None:
-    """Search an error and its causes for a failed allocation. Return the error of the allocation, or None.
+    """Return the error of a failed allocation among an error and its causes.
 
     >>> failed_allocation(ValueError("no")) is None
     True
@@ -66,55 +60,49 @@ def failed_allocation(error: BaseException | None) -> BaseException | None:
 
 
 def requested_bytes(message: str) -> int | None:
-    """Return the size of the failed allocation from an error message, or None if the message doesn't contain it.
+    """Return the size of the failed allocation, or None if the message has none.
 
     >>> requested_bytes("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has ...")
     2147483648
     """
-    found = _REQUEST.search(message)
-    return None if found is None else round(float(found[1]) * _UNITS[found[2]])
+    match = _REQUEST.search(message)
+    return None if match is None else round(float(match[1]) * _UNITS[match[2]])
 
 
 class Failure(NamedTuple):
     """Place in the program where an allocation failed."""
 
     stage: str | None
-    """"forward", "backward", "optimizer" or "evaluation". None means that the failure has no stage, as in a data
-    loader."""
-    calls: Sequence[nn.Module]
-    """Modules whose calls were running, the outermost first."""
-    frames: Sequence[tuple[nn.Module, FrameType]]
-    """Pairs of the innermost running module and a Python frame within the module's call."""
+    """"forward", "backward", "optimizer" or "evaluation"; None, for example, in a data loader."""
+    calls: Sequence[nn.Module]  # modules that were running, the outermost first
+    frames: Sequence[tuple[nn.Module, FrameType]]  # the innermost running module, and a Python frame within its call
 
     @property
     def module(self) -> nn.Module | None:
         return self.calls[-1] if self.calls else None
 
     def layer(self, model: nn.Module) -> tuple[int, int] | None:
-        """Return the number of the failed layer, counted from 1, and the number of layers in its `nn.ModuleList`.
-
-        Return None if the allocation failed outside of every `nn.ModuleList`.
-        """
-        calls = {id(one) for one in self.calls}
-        lists = [[*one] for one in model.modules() if isinstance(one, nn.ModuleList)]
-        found = [
+        """Return the failed layer, counted from 1, and how many its `nn.ModuleList` has; None outside of all lists."""
+        calls = {id(module) for module in self.calls}
+        lists = [[*module] for module in model.modules() if isinstance(module, nn.ModuleList)]
+        positions = [
             (place, len(layers)) for layers in lists for place, layer in enumerate(layers, 1) if id(layer) in calls
         ]
-        return max(found, key=lambda one: one[1], default=None)
+        return max(positions, key=lambda position: position[1], default=None)
 
 
 def place(error: BaseException) -> Failure:
     """Find the place of a failed allocation from the frames of the error's traceback.
 
-    Frames outside of modules are left out, because their functions may catch the exception and continue. Up to Python
-    3.12, reading the variables of a running function would keep the variables' values alive.
+    Frames outside of modules are left out: their functions may catch the exception and go on, and up to Python 3.12
+    reading a running function's variables would keep their values alive.
     """
     stage, calls, frames = None, list[nn.Module](), []
     for frame in frames_of(error):
         path = frame.f_code.co_filename.replace("\\", "/")
-        found = next((name for part, name in _STAGES.items() if part in path), None)
-        if found is not None and stage != "backward":
-            stage = found
+        named = next((name for part, name in _STAGES.items() if part in path), None)
+        if named is not None and stage != "backward":
+            stage = named
         elif frame.f_code is _CALL:
             owner = variables(frame).get("self")
             calls += [owner] if isinstance(owner, nn.Module) else []
@@ -129,47 +117,45 @@ def place(error: BaseException) -> Failure:
 def variables(frame: FrameType) -> dict[str, Any]:
     """Return the local variables of a function that has ended.
 
-    Up to Python 3.12, reading `f_locals` leaves a copy of the variables in the frame. This function removes the copy of
-    the variables from the frame, because `traceback.clear_frames` would leave the copy there.
+    Up to Python 3.12, reading `f_locals` leaves a copy in the frame, which `traceback.clear_frames` wouldn't remove.
     """
-    found = dict(frame.f_locals)
+    values = dict(frame.f_locals)
     if sys.version_info < (3, 13) and frame.f_code.co_flags & inspect.CO_OPTIMIZED:
         frame.f_locals.clear()
-    return found
+    return values
 
 
 def few_tensors(values: Iterable[object]) -> list[torch.Tensor]:
-    """Return the tensors in `values` and in nested lists, tuples and dicts.
-
-    The search is limited, because a container may be very large or contain itself.
-    """
-    found, level = [], [*islice(values, MOST_LOOKS)]
+    """Search nested lists, tuples and dicts, within limits: a container may be huge or contain itself."""
+    held_tensors, level = [], [*islice(values, MOST_LOOKS)]
     for _ in range(DEEPEST):
-        found += [value for value in level if isinstance(value, torch.Tensor)]
+        held_tensors += [value for value in level if isinstance(value, torch.Tensor)]
         inner: list[object] = []
         for value in level:
             held = value.values() if isinstance(value, dict) else value if isinstance(value, tuple | list) else ()
             inner += islice(held, MOST_LOOKS - len(inner))
         level = inner
-    return found
+    return held_tensors
 
 
 def coming_state_gb(optimizers: Iterable[Any]) -> float:
     """Estimate the GB of state that optimizers will allocate at their first step.
 
-    An optimizer with betas, such as Adam, allocates two tensors per weight. An optimizer with momentum allocates one
-    tensor per weight. All other optimizers count as 0. Optimizers that have already stepped also count as 0.
+    With betas, as in Adam, it is two tensors per weight; with momentum one. All others, and those that have stepped,
+    count as 0.
     """
     total = 0
     for optimizer in optimizers:
         if not getattr(optimizer, "state", None):
             tensors_each = 2 if "betas" in optimizer.defaults else 1 if optimizer.defaults.get("momentum") else 0
-            total += tensors_each * sum(one.nbytes for group in optimizer.param_groups for one in group["params"])
+            total += tensors_each * sum(
+                parameter.nbytes for group in optimizer.param_groups for parameter in group["params"]
+            )
     return total / GB
 
 
 class Holdings:
-    """Bytes of a model and its optimizers on a device, for each module and kind of tensor. Each storage counts once."""
+    """Bytes of a model and its optimizers on a device, by module and kind. Each storage counts once."""
 
     def __init__(self, model: nn.Module, optimizers: Iterable[Any], device: str) -> None:
         self._device = device
@@ -180,39 +166,33 @@ class Holdings:
         for optimizer in optimizers:
             for parameter, state in getattr(optimizer, "state", {}).items():
                 states.setdefault(id(parameter), []).extend(tensors(state))
-        modules = [(self.paths.by_id.get(id(one), ""), one) for one in model.modules()]
-        own = [(path, [*one._parameters.values(), *one._buffers.values()]) for path, one in modules]  # noqa: SLF001 `parameters` has no shorter form for one module
+        modules = [(self.paths.by_id.get(id(module), ""), module) for module in model.modules()]
+        own = [(path, [*module._parameters.values(), *module._buffers.values()]) for path, module in modules]  # noqa: SLF001 `parameters` has no shorter form for one module
         for path, held in own:
             self.add(path, "weights", held)
         for path, held in own:
-            self.add(path, "gradients", [one.grad for one in held if isinstance(one, nn.Parameter)])
-            self.add(path, "optimizer", [state for one in held for state in states.get(id(one), ())])
+            self.add(path, "gradients", [tensor.grad for tensor in held if isinstance(tensor, nn.Parameter)])
+            self.add(path, "optimizer", [state for tensor in held for state in states.get(id(tensor), ())])
 
-    def add(self, path: str, kind: str, found: Iterable[torch.Tensor | None]) -> None:
-        """Add the bytes of a module's tensors. Storages that were added before are ignored."""
-        for key, size in sizes([one for one in found if one is not None], self._device).items():
+    def add(self, path: str, kind: str, added: Iterable[torch.Tensor | None]) -> None:
+        for key, size in sizes([tensor for tensor in added if tensor is not None], self._device).items():
             if key not in self._seen:
                 self._seen.add(key)
                 self._bytes[path, kind] += size
 
     def add_failed_call(self, failure: Failure) -> None:
-        """Add the tensors in the local variables of `failure.frames`."""
         for module, frame in failure.frames:
             self.add(self.paths.by_id.get(id(module), ""), "failed call", few_tensors(variables(frame).values()))
 
     def gb(self, kind: str) -> float:
-        """Return the GB of all tensors of a kind, such as "gradients"."""
-        return sum([size for (_, found), size in self._bytes.items() if found == kind]) / GB
+        return sum([size for (_, held), size in self._bytes.items() if held == kind]) / GB
 
     def largest(self, counted: Sequence[ModuleWork]) -> tuple[HeldMemory, ...]:
-        """Return the `MOST` largest amounts of memory, the largest first.
-
-        The result includes the activations of the modules in `counted`, as measured in a step before the failure.
-        """
-        found = [HeldMemory(path=path, kind=kind, gb=size / GB) for (path, kind), size in self._bytes.items()]
-        found += [
+        """Return the `MOST` largest, with the activations of the modules in `counted`, measured before the failure."""
+        amounts = [HeldMemory(path=path, kind=kind, gb=size / GB) for (path, kind), size in self._bytes.items()]
+        amounts += [
             HeldMemory(path=line.path, kind="activations", gb=line.activation_bytes / GB)
             for line in counted
             if line.activation_bytes and line.path not in APART
         ]
-        return tuple(sorted(found, key=lambda one: one.gb, reverse=True)[:MOST])
+        return tuple(sorted(amounts, key=lambda held: held.gb, reverse=True)[:MOST])

@@ -1,23 +1,17 @@
-"""Format the report of a failed allocation, for the log and for the command `perf-callbacks memory`."""
+"""The report of a failed allocation, for the log and for `perf-callbacks memory`."""
 
 from collections.abc import Iterator
 
 from perf_callbacks.kernel.plural import plural
 from perf_callbacks.kernel.records.machine_records import OutOfMemory
 
-EVALUATION = "evaluation"
-"""Stage of an allocation that failed in a model in eval mode. For this stage, a report suggests no micro-batch, because
-only training steps are measured."""
+EVALUATION = "evaluation"  # here a report suggests no micro-batch, because only training steps are measured
 
 _LEAST_GB = 1e-6
-"""Smallest amount of memory that a report shows."""
 
 
 def lines(report: OutOfMemory, rank: int) -> list[str]:
-    """Format a report of a failed allocation as lines of text.
-
-    The lines show the place of the failure, the memory in use, the largest tensors, and the micro-batch that would have
-    fitted.
+    """Format a report: the place, the memory in use, the largest tensors, and the micro-batch that would have fitted.
 
     >>> print(*lines(OutOfMemory(step=4, device="cuda", error="CUDA out of memory.", stage="forward", module="layers.7",
     ...     requested_gb=2.0, weights_gb=8.0, micro_batch=16, fitting_micro_batch=12), rank=0), sep=chr(10))
@@ -29,9 +23,9 @@ def lines(report: OutOfMemory, rank: int) -> list[str]:
     stage = "" if report.stage is None else f" in the {report.stage}"
     module = f", in {report.module}" if report.module else ""
     after = plural(report.step, "step")
-    found = [f"rank {rank}: out of memory on {report.device}{stage} after {after}{module}: {report.error}"]
+    sentences = [f"rank {rank}: out of memory on {report.device}{stage} after {after}{module}: {report.error}"]
     if report.requested_gb is not None:
-        found.append(f"failed request {amount(report.requested_gb)}")
+        sentences.append(f"failed request {amount(report.requested_gb)}")
     held = [
         f"{name} {amount(gb)}"
         for name, gb in (
@@ -43,14 +37,14 @@ def lines(report: OutOfMemory, rank: int) -> list[str]:
         )
         if gb is not None and gb >= _LEAST_GB
     ]
-    found += ["held: " + ", ".join(held)] if held else []
+    sentences += ["held: " + ", ".join(held)] if held else []
     largest = [
-        f"{one.path or '(the model itself)'} {one.kind} {amount(one.gb)}"
-        for one in report.largest
-        if one.gb >= _LEAST_GB
+        f"{part.path or '(the model itself)'} {part.kind} {amount(part.gb)}"
+        for part in report.largest
+        if part.gb >= _LEAST_GB
     ]
-    found += ["largest: " + ", ".join(largest)] if largest else []
-    return found if report.stage == EVALUATION else [*found, *_would_have_fitted(report)]
+    sentences += ["largest: " + ", ".join(largest)] if largest else []
+    return sentences if report.stage == EVALUATION else [*sentences, *_would_have_fitted(report)]
 
 
 def _would_have_fitted(report: OutOfMemory) -> Iterator[str]:
@@ -76,7 +70,7 @@ def _would_have_fitted(report: OutOfMemory) -> Iterator[str]:
 
 
 def amount(gb: float) -> str:
-    """Format an amount of memory in GB or MB.
+    """Format an amount in GB or MB.
 
     >>> amount(2.147483648), amount(0.01)
     ('2.15 GB', '10 MB')

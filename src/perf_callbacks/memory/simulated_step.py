@@ -1,7 +1,6 @@
 """Estimate the memory of a training step by a run on fake tensors, which have shapes but no values.
 
-Like the measurement of a real step, an estimate contains all tensors that torch and autograd make. The shapes of a
-model's tensors must not depend on values.
+Like a real step's, an estimate contains all tensors that torch and autograd make. Shapes must not depend on values.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -20,8 +19,7 @@ from perf_callbacks.memory.estimate import SimulatedStep
 from perf_callbacks.memory.step_memory import StepMemory, sizes
 from perf_callbacks.memory.use import GB
 
-_DEVICE = "cpu"
-"""Device of the fake tensors: the CPU, because autograd would need a real GPU for fake tensors on "cuda"."""
+_DEVICE = "cpu"  # with fake tensors on "cuda", autograd would need a real GPU
 
 OPTIMIZERS: Mapping[str, Callable[..., torch.optim.Optimizer]] = {
     "adamw": partial(torch.optim.AdamW, lr=1e-3),
@@ -29,27 +27,19 @@ OPTIMIZERS: Mapping[str, Callable[..., torch.optim.Optimizer]] = {
     "sgd": partial(torch.optim.SGD, lr=1e-3, momentum=0.9),
     "adafactor": partial(torch.optim.Adafactor, lr=1e-3),
 }
-"""Optimizers of torch, by the names that the command `perf-callbacks memory` accepts."""
+"""By the names that `perf-callbacks memory` accepts."""
 
 DTYPES: Mapping[str, torch.dtype] = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
-MIXED = "-mixed"
-"""Suffix of a dtype's name, as in "bf16-mixed". With this suffix, the weights are float32, and the model runs under
-autocast."""
+MIXED = "-mixed"  # as in "bf16-mixed": the weights are float32, and the model runs under autocast
 
 
 class Simulation:
     """Simulates optimizer steps of a model on fake tensors, with any batch size.
 
-    If the model can't run on fake tensors, its error is raised.
-
-    Args:
-        make: Function that makes the model with weights of the given dtype. The model must accept token ids and labels
-            like a model of transformers.
-        optimizer: A name in `OPTIMIZERS`.
-        dtype: A name in `DTYPES`, with or without the suffix `MIXED`.
-        accelerator: If True, the optimizer updates all weights at once, as on a GPU. If False, the optimizer updates
-            the weights one by one, as on a CPU.
+    If the model can't run on fake tensors, its error is raised. It must accept token ids and labels like a model of
+    transformers. With `accelerator`, the optimizer updates all weights at once, as on a GPU, else one by one, as on a
+    CPU.
     """
 
     def __init__(
@@ -71,12 +61,12 @@ class Simulation:
 
     @property
     def layers(self) -> int:
-        """Number of layers in the model's largest `nn.ModuleList`, or 0 if the model has no list of layers."""
+        """Of the largest `nn.ModuleList`, or 0 without one."""
         return len(self._layers)
 
     @property
     def layer_bytes(self) -> int:
-        """Bytes of the weights of the largest layer, or of the whole model if the model has no list of layers."""
+        """Bytes of the largest layer's weights, or of the whole model without layers."""
         return max([_bytes(layer) for layer in self._layers], default=_bytes(self.model))
 
     @property
@@ -84,14 +74,9 @@ class Simulation:
         return sum(parameter.numel() for parameter in self.model.parameters())
 
     def step(self, batch: int, length: int, *, checkpointed: int = 0, accumulated: int = 1) -> SimulatedStep:
-        """Simulate an optimizer step, and return its memory.
+        """Simulate a step of `batch` sequences; `checkpointed` layers count from the first one.
 
-        Args:
-            batch: Number of sequences in a micro-batch.
-            length: Number of tokens in a sequence.
-            checkpointed: Number of layers to checkpoint, beginning with the first layer.
-            accumulated: Number of micro-batches. At most two micro-batches are simulated, because a third
-                micro-batch would use as much memory as the second.
+        At most two micro-batches are simulated, because a third would use as much memory as the second.
         """
         for place, (layer, plain) in enumerate(zip(self._layers, self._plain, strict=True)):
             # the forward of a module may be replaced: `nn.Module.__call__` looks it up on the instance
@@ -113,7 +98,9 @@ class Simulation:
             self._follower.followed = (whole.allocations, passes)
             for _ in range(accumulated):
                 self._pass(ids)
-                gradients = sizes([one.grad for one in self.model.parameters() if one.grad is not None], _DEVICE)
+                gradients = sizes(
+                    [parameter.grad for parameter in self.model.parameters() if parameter.grad is not None], _DEVICE
+                )
                 passes.keep(gradients)
             self._follower.followed = (whole.allocations, update)
             self._optimizer.step()
@@ -122,7 +109,7 @@ class Simulation:
         finally:
             self._follower.followed = ()
             whole.end()
-        found = SimulatedStep(
+        step = SimulatedStep(
             parts=parts,
             passes=tuple(passes.high_moments()),
             optimizer_temporary=update.peak_bytes(),
@@ -132,7 +119,7 @@ class Simulation:
         )
         passes.end()
         update.end()
-        return found
+        return step
 
     def _pass(self, ids: torch.Tensor) -> None:
         with torch.autocast(_DEVICE, self._cast or torch.bfloat16, enabled=self._cast is not None):
@@ -146,10 +133,9 @@ class Simulation:
 
 
 class _Follower(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch leaves it untyped
-    """Passes the results of operations to `Allocations`, and makes `.item()` work on fake tensors.
+    """Passes results to `Allocations`, and makes `.item()` work on fake tensors: each value is 1 or True.
 
-    Without this class, reading the value of a fake tensor raises an error. With this class, each value is 1 or True.
-    The values 1 and True are right for masks without padding, and for the step counts of optimizers.
+    Both are right for masks without padding, and for the step counts of optimizers.
     """
 
     def __init__(self) -> None:
@@ -161,18 +147,20 @@ class _Follower(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch lea
         if func is torch.ops.aten._local_scalar_dense.default:  # noqa: SLF001 the operation of `.item()`
             return True if args[0].dtype is torch.bool else 1
         out = _grouped(func, args, kwargs) if func in _GROUPED else func(*args, **kwargs)
-        for one in self.followed:
-            one.made(func, out, torch._C._current_graph_task_id() + 1)  # noqa: SLF001 there is no public name
+        for allocations in self.followed:
+            allocations.made(func, out, torch._C._current_graph_task_id() + 1)  # noqa: SLF001 there is no public name
         return out
 
 
-_GROUPED = {one.default for one in [getattr(torch.ops.aten, "_grouped_mm", None)] if one is not None}
-"""Matrix products of a mixture of experts. For fake tensors, torch computes grouped matrix products only in
-bfloat16."""
+_GROUPED = {operation.default for operation in [getattr(torch.ops.aten, "_grouped_mm", None)] if operation is not None}
+"""Products of a mixture of experts, which torch computes for fake tensors only in bfloat16."""
 
 
 def _grouped(func: Any, args: Any, kwargs: Any) -> Any:
-    halved = [one.bfloat16() if isinstance(one, torch.Tensor) and one.is_floating_point() else one for one in args]
+    halved = [
+        argument.bfloat16() if isinstance(argument, torch.Tensor) and argument.is_floating_point() else argument
+        for argument in args
+    ]
     return torch.empty_like(func(*halved, **kwargs), dtype=args[0].dtype)
 
 
@@ -181,7 +169,7 @@ def _bytes(module: nn.Module) -> int:
 
 
 def _layers(model: nn.Module) -> list[Any]:
-    """Return the layers of the largest `nn.ModuleList`, among lists in which all layers have the same class."""
-    lists = [[*one] for one in model.modules() if isinstance(one, nn.ModuleList)]
-    alike = [one for one in lists if len(one) > 1 and len({type(layer) for layer in one}) == 1]
+    """Return the layers of the largest `nn.ModuleList` in which all have the same class."""
+    lists = [[*layers] for layers in model.modules() if isinstance(layers, nn.ModuleList)]
+    alike = [sequence for sequence in lists if len(sequence) > 1 and len({type(layer) for layer in sequence}) == 1]
     return max(alike, key=lambda layers: sum(_bytes(layer) for layer in layers), default=[])

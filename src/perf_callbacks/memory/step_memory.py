@@ -1,4 +1,4 @@
-"""Measure the memory of one optimizer step by part, from the tensors of the running step."""
+"""The memory of one optimizer step by part, from the tensors of the running step."""
 
 import weakref
 from collections.abc import Container, Iterable, Iterator
@@ -21,16 +21,15 @@ OPERATIONS, ALLOCATOR = "operations", "allocator"
 
 
 class StepMemory:
-    """Measures the gradients before an optimizer steps, and the optimizer's state at the end of the training step.
+    """Measures gradients before an optimizer steps, and its state at the end of the training step.
 
-    A hook on all optimizers measures the gradients. The hook ignores optimizers of other models, and holds no reference
-    to the fit or the model. An error in the hook ends the measurement, but never the training step.
+    A hook on all optimizers ignores those of other models, and holds no reference to the fit or the model. Its errors
+    end the measurement, never the step.
     """
 
     def __init__(self, model: nn.Module | None, device: str) -> None:
         self.allocations = Allocations(device)
         self.hooked = False
-        """True if a hook runs before each step of an optimizer."""
         self._device = device
         self._trained = set[int]() if model is None else {id(parameter) for parameter in model.parameters()}
         self._gradients: dict[int, int] = {}
@@ -41,15 +40,13 @@ class StepMemory:
 
     @property
     def optimizer_seen(self) -> bool:
-        """True if an optimizer has stepped and its gradients were measured."""
         return bool(self._optimizers) and not self._failed
 
     def begin(self, model: nn.Module | None) -> None:
         """Begin to measure a training step.
 
-        Gradients of the previous step are tracked too, because Lightning frees them only after the forward. A hook
-        measures the gradients when an optimizer steps. If the program compiles code, there is no hook, because a hook
-        would cause a recompilation, and only the allocator tells activations.
+        Gradients of the previous step are tracked too: Lightning frees them only after the forward. Compiled code would
+        recompile for a hook, so there is none then, and only the allocator tells activations.
         """
         self.allocations.hold(_storages(_gradients(model), self._device))
         self.hooked = not anything_compiled()
@@ -58,28 +55,28 @@ class StepMemory:
             _global_optimizer_pre_hooks[self._hook.id] = self._steps
 
     def end(self) -> None:
-        """Remove the optimizer hook, and stop tracking storages. A second call does nothing."""
         self._hook.remove()
         self.allocations.end()
 
-    def look(self, found: Iterable[Any]) -> None:
-        """Measure the gradients of optimizers after their step. Call this method if there is no optimizer hook.
-
-        If a gradient no longer exists, the size of its weight is used instead of the gradient's size.
-        """
-        for optimizer in found:
-            trained = [one for one in _parameters(optimizer) if one.requires_grad]
-            self._note(self._gradients, [one if one.grad is None else one.grad for one in trained])
+    def look(self, optimizers: Iterable[Any]) -> None:
+        """Without a hook: measure gradients after the optimizers' step; one that is gone counts as its weight."""
+        for optimizer in optimizers:
+            trained = [parameter for parameter in _parameters(optimizer) if parameter.requires_grad]
+            self._note(
+                self._gradients, [parameter if parameter.grad is None else parameter.grad for parameter in trained]
+            )
             self._optimizers.add(optimizer)
 
     def parts(self, model: nn.Module | None, step: int, allocator: Allocator | None) -> Memory:
-        """Return the parts of memory of the current step. Call this method at the end of the step."""
+        """Call this at the end of the step."""
         weights = sizes([] if model is None else [*model.parameters(), *model.buffers()], self._device)
         state: dict[int, int] = {}
         for optimizer in self._optimizers:
             self._note(state, tensors(optimizer.state), weights)  # state may share storage with weights
             # Some optimizers keep their state in attributes of their own.
-            others = weights | sizes([one.grad for one in _parameters(optimizer) if one.grad is not None], self._device)
+            others = weights | sizes(
+                [parameter.grad for parameter in _parameters(optimizer) if parameter.grad is not None], self._device
+            )
             self._note(state, tensors(getattr(optimizer, "__dict__", {})), others)
         made: dict[int, int] = {}  # by a closure that the optimizer ran after the hook, as in Lightning
         self._note(made, _gradients(model))
@@ -112,34 +109,37 @@ class StepMemory:
     def _steps(self, optimizer: Any, _args: object, _kwargs: object) -> None:
         try:
             if not self._failed and self._ours(optimizer):
-                self._note(self._gradients, [one.grad for one in _parameters(optimizer) if one.grad is not None])
+                self._note(
+                    self._gradients,
+                    [parameter.grad for parameter in _parameters(optimizer) if parameter.grad is not None],
+                )
                 self._optimizers.add(optimizer)
         except Exception as error:  # noqa: BLE001 optimizers may be anything
             self._failed = True
             let_pass(error)
 
     def _ours(self, optimizer: Any) -> bool:
-        return not self._trained or any(id(one) in self._trained for one in _parameters(optimizer))
+        return not self._trained or any(id(parameter) in self._trained for parameter in _parameters(optimizer))
 
     def _note(self, noted: dict[int, int], parts: Iterable[torch.Tensor], without: Container[int] = ()) -> None:
-        found = {key: size for key, size in sizes(parts, self._device).items() if key not in without}
-        followed = self.allocations.keep(found)
-        self._unfollowed.update({key: size for key, size in found.items() if key not in followed})
-        noted.update(found)
+        storages = {key: size for key, size in sizes(parts, self._device).items() if key not in without}
+        followed = self.allocations.keep(storages)
+        self._unfollowed.update({key: size for key, size in storages.items() if key not in followed})
+        noted.update(storages)
 
 
 def sizes(parts: Iterable[torch.Tensor], device: str) -> dict[int, int]:
-    """Return the size in bytes of each storage that tensors use on a device. The keys are addresses of storages."""
+    """Return the bytes of each storage that tensors use on a device, by its address."""
     storages = _storages(parts, device)
     return {storage._cdata: storage.nbytes() for storage in storages}  # noqa: SLF001 there is no public identity
 
 
 def _storages(parts: Iterable[torch.Tensor], device: str) -> list[Any]:
-    return [one.untyped_storage() for one in _plain(parts) if one.device.type == device]
+    return [tensor.untyped_storage() for tensor in _plain(parts) if tensor.device.type == device]
 
 
 def _gradients(model: nn.Module | None) -> list[torch.Tensor]:
-    return [] if model is None else [one.grad for one in model.parameters() if one.grad is not None]
+    return [] if model is None else [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
 
 
 def _plain(parts: Iterable[Any]) -> Iterator[torch.Tensor]:
@@ -154,4 +154,4 @@ def _plain(parts: Iterable[Any]) -> Iterator[torch.Tensor]:
 
 
 def _parameters(optimizer: Any) -> list[torch.Tensor]:
-    return [one for group in optimizer.param_groups for one in group["params"]]
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]

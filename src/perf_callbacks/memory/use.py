@@ -1,4 +1,4 @@
-"""Summarize the memory of a fit: its parts, the growth of resident memory, and leaks of anonymous memory."""
+"""The memory of a fit: its parts, the growth of resident memory, and leaks of anonymous memory."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,35 +16,25 @@ MB = 1e6
 
 HOUR_SECONDS = 3600.0
 
-WARM_UP = 1 / 3
-"""Length of the warm-up, as a share of a run's memory readings. During warm-up, caches and allocators grow."""
+WARM_UP = 1 / 3  # share of a run's readings, during which caches and allocators grow
 
-FEWEST = 12
-"""A slope is computed if there are at least this many readings after warm-up. With a reading every 10 seconds, the
-first slope is known after three minutes."""
+FEWEST = 12  # fewest readings after warm-up for a slope: at one per 10 seconds, three minutes
 
-MOST = 96
-"""Largest number of readings that a series keeps. A series that grows longer drops every second reading, and adds new
-readings half as often as before."""
+MOST = 96  # readings that a series keeps; a longer one drops every second one, and takes half as many
 
-GROUPS = 4
-"""Number of equal parts into which a run is cut. With a leak, memory grows from each part to the next."""
+GROUPS = 4  # equal parts of a run; with a leak, memory grows from each to the next
 
-STEADY = 0.6
-"""In a leak, the smallest growth between neighboring parts of a run is at least this share of the mean growth. Memory
-that levels off is therefore not a leak."""
+STEADY = 0.6  # least growth between neighboring parts in a leak, as a share of the mean: memory that levels off is none
 
-LEAST_RISE = 0.05
-"""In a leak, memory grows by at least this share between the first and the final part of a run."""
+LEAST_RISE = 0.05  # least growth in a leak, as a share, from the first to the final part of a run
 
 
 def in_gb(size: int | None) -> float | None:
-    """Convert bytes to GB. None means unknown."""
     return None if size is None else size / GB
 
 
 class MemoryReading(NamedTuple):
-    """Resident memory at one moment: either all resident memory, or only its anonymous part."""
+    """Resident memory at one moment: all of it, or only its anonymous part."""
 
     seconds: float
     step: int
@@ -57,36 +47,30 @@ class Leak:
 
     gb_per_hour: float
     gb_per_step: float | None
-    """Growth per optimizer step. None means that no step ended between the first and the last reading."""
-    before_gb: float
-    """Smallest anonymous memory in the first quarter of the run after warm-up."""
-    after_gb: float
-    """Smallest anonymous memory in the last quarter of the run."""
+    """Per optimizer step; None if no step ended between the first and the last reading."""
+    before_gb: float  # smallest in the first quarter of the run after warm-up
+    after_gb: float  # smallest in the last quarter
 
 
 class MemoryUse:
-    """Known facts about the memory of a fit. Any thread may read a field, but a single thread writes the field."""
+    """The memory of a fit. Any thread may read a field, but only one writes it."""
 
     def __init__(self) -> None:
         self.parts: Memory | None = None
-        self.data_parallel: int | None = None
-        """Number of data-parallel groups. All ranks of a data-parallel group train on the same samples."""
+        self.data_parallel: int | None = None  # groups of ranks that train on the same samples
         self.gb_per_hour: float | None = None
         self.leak: Leak | None = None
-        self.retries = 0
-        """Number of retries of the device's allocator since the fit began."""
+        self.retries = 0  # of the device's allocator, since the fit began
         self._retries_before: int | None = None
-        self.gpu_readings = 0
-        """Number of readings of the GPU's utilization after the fit's first step."""
+        self.gpu_readings = 0  # after the fit's first step
         self._gpu_busy = 0.0
 
     @property
     def gpu_busy(self) -> float | None:
-        """Mean share of time in which a kernel of any process ran on the GPU. None means unknown."""
+        """Mean share of time in which a kernel of any process ran on the GPU; None if unknown."""
         return self._gpu_busy / self.gpu_readings if self.gpu_readings else None
 
     def saw_gpu(self, busy: float) -> None:
-        """Add a reading of the GPU's utilization, from 0 to 1."""
         self.gpu_readings += 1
         self._gpu_busy += busy
 
@@ -94,14 +78,13 @@ class MemoryUse:
         self._retries_before = retries
 
     def retried(self, retries: int) -> int:
-        """Return the number of allocator retries since the previous call. `retries` is the allocator's total count."""
+        """Return the retries since the previous call; `retries` is the allocator's total."""
         before, self._retries_before = self._retries_before, retries
         since = 0 if before is None else max(0, retries - before)
         self.retries += since
         return since
 
     def summary(self) -> MemorySummary:
-        """Return the parts of memory and the growth of resident memory, for the `summary` record."""
         parts = self.parts
         return MemorySummary(
             parts_gb={} if parts is None else known(parts),
@@ -113,7 +96,7 @@ class MemoryUse:
 
 
 def known(parts: Memory) -> dict[str, float]:
-    """Return the GB of each known part of memory. The keys are the names of the parts.
+    """Return the GB of each known part.
 
     >>> known(Memory(step=2, device="cpu", source=None, weights_gb=0.5, peak_gb=2.0))
     {'weights': 0.5, 'peak': 2.0}
@@ -123,11 +106,11 @@ def known(parts: Memory) -> dict[str, float]:
 
 
 PARTS = ("weights", "gradients", "optimizer", "activations", "temporary", "context", "peak")
-"""Names of the parts of memory, in the order of the fields of `Memory`."""
+"""In the order of the fields of `Memory`."""
 
 
 class Series:
-    """Memory readings of a run, in order of time. In a long run, only some readings are kept, at equal distances."""
+    """Readings of a run in order of time; of a long run only some, at equal distances."""
 
     def __init__(self) -> None:
         self.points: list[MemoryReading] = []
@@ -145,16 +128,16 @@ class Series:
 
 
 def after_warm_up(points: Sequence[MemoryReading]) -> Sequence[MemoryReading]:
-    """Return the readings after warm-up, or nothing if there are fewer than `FEWEST` such readings."""
+    """Return nothing if there are fewer than `FEWEST`."""
     warm = points[int(len(points) * WARM_UP) :]
     return warm if len(warm) >= FEWEST else ()
 
 
 def slope(points: Sequence[MemoryReading]) -> float | None:
-    """Return the growth of memory in GB per hour, or None if there are too few readings.
+    """Return the growth in GB per hour, or None if there are too few readings.
 
-    The growth is the median slope of all pairs of readings (Theil-Sen estimator). A few outliers, for example during an
-    evaluation, hardly change the median. Raise `OverflowError` if the growth is infinite.
+    It is the median slope of all pairs of readings (Theil-Sen estimator), which a few outliers, as during an
+    evaluation, hardly change. Raise `OverflowError` if it is infinite.
     """
     warm = after_warm_up(points)
     slopes = [
@@ -172,10 +155,10 @@ def slope(points: Sequence[MemoryReading]) -> float | None:
 
 
 def leak(points: Sequence[MemoryReading]) -> Leak | None:
-    """Return the leak that readings of anonymous memory show, or None if they show no leak.
+    """Return the leak that readings of anonymous memory show.
 
-    The run after warm-up is cut into quarters. If memory leaks, the smallest reading of a quarter grows from each
-    quarter to the next by about the same amount. A single jump is not a leak, and neither is growth that levels off.
+    The run after warm-up is cut into quarters, and the smallest reading grows from each to the next by about the same
+    amount. A single jump is not a leak, and neither is growth that levels off.
     """
     warm = after_warm_up(points)
     if not warm:

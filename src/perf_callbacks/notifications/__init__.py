@@ -1,4 +1,1 @@
-"""Notifications: a command of the user gets each important event of a fit as JSON on its stdin.
-
-These events are stalls, slow ranks, a drift of the step time, and the end of the fit.
-"""
+"""Notifications: a command of the user gets stalls, slow ranks, drift and the end of a fit as JSON on its stdin."""

@@ -12,32 +12,32 @@ from perf_callbacks.report import cards, run_title
 from perf_callbacks.report.units import long_duration
 
 SCHEMA = 1
-"""Version of the event format. The version increases when a key is removed or changes its meaning."""
+"""Increases when a key is removed or changes its meaning."""
 
 STALL, STRAGGLER, DRIFT, END = "stall", "straggler", "drift", "end"
 
 ENDED, FAILED, LOST = "ended", "failed", "lost"
-"""States of a fit at its end. `lost` means that the fit's process was killed or crashed."""
+"""States of a fit at its end. `lost`: its process was killed or crashed."""
 
 MOST_TEXT, MOST_ITEMS = 500, 20
-"""Largest number of characters of a text, and largest number of items of a list."""
+"""Characters of a text, items of a list."""
 
 MOST_FINDINGS = 5
 
 MOST_BYTES = 32_000
-"""Largest size of an event, in bytes. A larger event is sent without its lists."""
+"""A larger event is sent without its lists."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Origin:
-    """Origin of a fit's events: the run and its output directory."""
+    """Run of a fit, and its output directory."""
 
     run: Run
     directory: str | None
-    """Output directory of the run. None means that there is no journal."""
+    """Of the run's output; None: there is no journal."""
 
     def event(self, kind: str, sentence: str, details: Mapping[str, Any], *, step: int, now: float) -> dict[str, Any]:
-        """Return an event. The event's kind, such as "stall", is also the key of the details."""
+        """The kind, such as "stall", is also the key of the details."""
         run = self.run
         title = run_title.title(run)
         common = {
@@ -59,7 +59,6 @@ class Origin:
         return {name: _bounded(value, 2 * MOST_TEXT) for name, value in common.items()} | {kind: _bounded(details)}
 
     def end(self, summary: Summary, *, now: float) -> dict[str, Any]:
-        """Return the event for the end of the fit, with its state, verdict and findings."""
         seconds = sum(summary.wall_seconds.values())
         verdict = cards.verdict(summary)
         state = ENDED if summary.failure is None else FAILED
@@ -72,13 +71,12 @@ class Origin:
             "steps": summary.steps,
             "step_seconds": summary.step_time,
             "verdict": verdict or None,
-            "findings": [_finding(found) for found in summary.findings[:MOST_FINDINGS]],
+            "findings": [_finding(finding) for finding in summary.findings[:MOST_FINDINGS]],
         }
         return self.event(END, f"{sentence} {verdict}".strip(), details, step=summary.step, now=now)
 
-    def drift(self, found: Finding, *, step: int, now: float) -> dict[str, Any]:
-        """Return the event for a drift, which means that steps became longer during the fit."""
-        return self.event(DRIFT, f"{found.evidence}; try {found.remedy}.", _finding(found), step=step, now=now)
+    def drift(self, finding: Finding, *, step: int, now: float) -> dict[str, Any]:
+        return self.event(DRIFT, f"{finding.evidence}; try {finding.remedy}.", _finding(finding), step=step, now=now)
 
     def lost(self, *, step: int, now: float) -> dict[str, Any]:
         reason = "its process ended without a word: it was killed, or ended in C code"
@@ -96,29 +94,29 @@ def _encoded(event: Mapping[str, Any]) -> bytes:
     return json.dumps(event, allow_nan=False, ensure_ascii=False).encode(errors="replace") + b"\n"
 
 
-def _finding(found: Finding) -> dict[str, Any]:
-    return {name: getattr(found, name) for name in ("cause", "share", "low", "evidence", "remedy")}
+def _finding(finding: Finding) -> dict[str, Any]:
+    return {name: getattr(finding, name) for name in ("cause", "share", "low", "evidence", "remedy")}
 
 
 def _bounded(value: Any, most: int = MOST_TEXT) -> Any:
-    """Return a value for JSON. Long texts and lists are shortened. NaN and infinity become None.
+    """Shorten long texts and lists. NaN and infinity become None.
 
     >>> _bounded({"text": chr(27) + "x" * 600, "share": float("nan"), "ranks": range(30)})["share"] is None
     True
     """
     if isinstance(value, Mapping):
-        return {str(name): _bounded(one, most) for name, one in value.items()}
+        return {str(name): _bounded(item, most) for name, item in value.items()}
     if isinstance(value, str):
         text = printable(value)
         return text if len(text) <= most else text[: most - 1] + "…"
     if isinstance(value, float):
         return float(f"{value:.12g}") if math.isfinite(value) else None
     if isinstance(value, Sequence):
-        return [_bounded(one, most) for one in value[:MOST_ITEMS]]
+        return [_bounded(item, most) for item in value[:MOST_ITEMS]]
     return value if value is None or isinstance(value, bool | int) else str(value)[:most]
 
 
 def _without_lists(value: Any) -> Any:
     if isinstance(value, Mapping):
-        return {name: _without_lists(one) for name, one in value.items() if not isinstance(one, list)}
+        return {name: _without_lists(item) for name, item in value.items() if not isinstance(item, list)}
     return value

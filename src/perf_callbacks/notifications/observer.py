@@ -23,11 +23,10 @@ from perf_callbacks.notifications.event import Origin
 from perf_callbacks.notifications.sender import Sender
 
 AT_ONCE, REFILL_SECONDS = 10, 60.0
-"""Largest number of events in quick succession, and seconds after which one more event is allowed. The event for the
-end of the fit is always sent."""
+"""Most events in quick succession, and seconds until one more is allowed. The end of the fit is always sent."""
 
 STEP_SECONDS = 10.0
-"""Seconds between two messages that send the current step to the side process."""
+"""Between two messages that send the current step to the side process."""
 
 NO_COMMAND = "perf_callbacks: %s has no effect: %s."
 
@@ -35,10 +34,7 @@ NO_MORE = "perf_callbacks: no more events for the command, training goes on: %s"
 
 
 def begin(recorder: Recorder, _training: Training) -> "Notifications | None":
-    """Return an observer that passes the events of a fit to the user's command.
-
-    Return None if the environment sets no command, or if the command can't be run.
-    """
+    """None if the environment sets no command, or if the command can't be run."""
     command = recorder.on_event
     if not command:
         return None
@@ -57,7 +53,7 @@ def begin(recorder: Recorder, _training: Training) -> "Notifications | None":
 class Notifications(Observer):
     """Passes events to a side process, which runs the user's command.
 
-    Rank 0 starts its side process when the fit begins. Another rank starts a side process when it reports a stall.
+    Rank 0 starts it when the fit begins, another rank when it reports a stall.
     """
 
     def __init__(self, recorder: Recorder, command: tuple[str, ...], start: Callable[..., Sender] = Sender) -> None:
@@ -86,9 +82,9 @@ class Notifications(Observer):
         if isinstance(record, Summary) and self._recorder.run.rank == 0 and not self._ended:
             self._ended = True
             with guard(logs(log.warning, NO_MORE)):
-                for found in record.findings:
-                    if found.cause == drift.CAUSE:
-                        self._send(self._origin.drift(found, step=record.step, now=unix_time()))
+                for finding in record.findings:
+                    if finding.cause == drift.CAUSE:
+                        self._send(self._origin.drift(finding, step=record.step, now=unix_time()))
                 self._send(self._origin.end(record, now=unix_time()), last=True)
 
     def tick(self, now: float) -> bool:
@@ -103,7 +99,6 @@ class Notifications(Observer):
             self._sender.dismiss()
 
     def _reach(self) -> Sender:
-        """Start the side process if necessary, and return its `Sender`."""
         if self._sender is None:
             first, step = self._recorder.run.rank == 0, self._recorder.step
             lost = self._origin.lost(step=step, now=unix_time()) if first else None
@@ -111,12 +106,12 @@ class Notifications(Observer):
             weakref.finalize(self, self._sender.dismiss).atexit = False  # for a fit that nobody ends
         return self._sender
 
-    def _send(self, found: dict[str, Any], *, limited: bool = False, last: bool = False) -> None:
-        """Pass on an event. If the limit is reached, or the side process can't keep up, only count the event."""
+    def _send(self, message: dict[str, Any], *, limited: bool = False, last: bool = False) -> None:
+        """If the limit is reached, or the side process can't keep up, only count the event."""
         if not limited or self._may():
             if self._dropped:
-                found = {**found, "dropped": self._dropped}
-            if self._reach().send(event.line(found), last=last):
+                message = {**message, "dropped": self._dropped}
+            if self._reach().send(event.line(message), last=last):
                 self._dropped = 0
                 return
         self._dropped += 1
@@ -129,7 +124,6 @@ class Notifications(Observer):
             )
 
     def _may(self) -> bool:
-        """Return True if the limit on events allows one more event now."""
         now = self._recorder.clock()
         self._allowed = min(AT_ONCE, self._allowed + (now - self._refilled) / REFILL_SECONDS)
         self._refilled = now

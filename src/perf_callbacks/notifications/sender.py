@@ -1,7 +1,6 @@
 """Sender of events from the training process to the side process, which runs the user's command.
 
-Events go through a socket. If the socket is full, the watchdog's thread sends the events later, so that the training
-never waits for the command.
+If their socket is full, the watchdog's thread sends the events later: the training never waits for the command.
 """
 
 import atexit
@@ -22,16 +21,13 @@ from perf_callbacks.kernel.settings.on_event import VARIABLE
 from perf_callbacks.notifications import side_process
 
 COMMAND_SECONDS = 10.0
-"""Seconds after which a running command and its process group are killed."""
+"""After this time, a running command and its process group are killed."""
 
 MOST_UNSENT = 256_000
-"""Largest number of bytes that wait for the side process. Further events are dropped."""
+"""Bytes that wait for the side process. Further events are dropped."""
 
 EXIT_SECONDS = 3.0
-"""Seconds that the exit of the interpreter may wait for the command.
-
-Without a wait, a container or a Slurm step would kill the command as soon as the training program ends.
-"""
+"""The interpreter's exit waits this long for the command, which a container or a Slurm step would kill otherwise."""
 
 POLL_SECONDS = 0.01
 
@@ -39,20 +35,10 @@ log = logging.getLogger("perf_callbacks")
 
 
 class Sender(HelperProcess):
-    """Passes events to a side process, which runs the command for each event.
-
-    Any thread may call the methods, and no method waits.
-    """
+    """Passes events to a side process. Any thread may call the methods, and no method waits."""
 
     def __init__(self, command: Sequence[str], lost: dict[str, Any] | None, seconds: float = COMMAND_SECONDS) -> None:
-        """Start the side process.
-
-        Args:
-            command: The program and its arguments.
-            lost: Event that the command gets if this process is killed or crashes. If `lost` is None, the command gets
-                no event after a crash.
-            seconds: Time limit of the command in seconds.
-        """
+        """`lost` is the event that the command gets if this process is killed or crashes."""
         setup = {"command": list(command), "seconds": seconds, "lost": lost}
         self._lock = threading.RLock()  # a signal handler that ends a fit may interrupt a call
         self._unsent = bytearray(json.dumps(setup).encode() + b"\n")
@@ -65,10 +51,7 @@ class Sender(HelperProcess):
         WATCHDOG.watch(self)
 
     def send(self, line: bytes, *, last: bool = False) -> bool:
-        """Pass on an event. Return False if the event was dropped.
-
-        If `last` is True, the side process ends after this event.
-        """
+        """Return False if the event was dropped. After a `last` event, the side process ends."""
         with self._lock:
             if self._leaving or len(self._unsent) + len(line) > MOST_UNSENT:
                 return False
@@ -79,7 +62,7 @@ class Sender(HelperProcess):
             return True
 
     def note_step(self, step: int) -> None:
-        """Pass on the current step, which the side process reports if this process is killed or crashes."""
+        """The side process reports this step if this process is killed or crashes."""
         with self._lock:
             if not self._unsent and not self._leaving:
                 self._unsent += json.dumps({"step": step}).encode() + b"\n"
@@ -109,7 +92,7 @@ class Sender(HelperProcess):
 
     @property
     def heard(self) -> bool:
-        """Return True if the command has handled all events, or if no more answers will come."""
+        """True if the command has handled all events, or if no more answers will come."""
         return self._answered >= self._events or self.over
 
     def disown(self) -> None:
@@ -138,7 +121,7 @@ class Sender(HelperProcess):
 
 
 _all: set[Sender] = set()
-"""Senders whose side process is running. This set keeps each sender alive, even after the end of its fit."""
+"""Keeps each sender alive while its side process runs, even after the end of its fit."""
 
 
 def _at_exit() -> None:

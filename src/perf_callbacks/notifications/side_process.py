@@ -1,10 +1,9 @@
 """Side process that runs the user's command for each event, and once more if the training process is killed.
 
 Python runs this file by its path and without site-packages, so the file imports only the standard library. The first
-line on stdin contains three values: the command, the command's time limit, and an event. The command gets the event on
-the first line if the training process is killed. Each further line is an event or the current step, such as
-`{"step": 3}`. An empty line ends the side process. After each event, the side process writes a line to stdout: the
-reason why the command failed, or null.
+line on stdin holds the command, its time limit, and the event for a killed training process. Each further line is an
+event or the current step, such as `{"step": 3}`; an empty line ends the process. After each event, it writes a line
+to stdout: the reason why the command failed, or null.
 """
 
 import json
@@ -18,14 +17,12 @@ from time import time as unix_time  # noqa: TID251 no module of the package can 
 from typing import IO, Any
 
 MOST_SHOWN = 200
-"""If a command fails, at most this many bytes of its last line on stderr are shown."""
 
 READ_SECONDS = 0.5
-"""Seconds to wait for the end of stderr. A process that the command left behind may keep stderr open."""
+"""Wait for the end of stderr, which a process that the command left behind may keep open."""
 
 
 def main() -> None:
-    """Run the command for each event on stdin, until the training ends."""
     for name in ("SIGINT", "SIGTERM", "SIGHUP"):  # a scheduler ends all processes of a job, first with SIGTERM
         if hasattr(signal, name):
             signal.signal(getattr(signal, name), _stay)  # not SIG_IGN, which the command would inherit
@@ -50,10 +47,7 @@ def main() -> None:
 
 
 def _lines(stdin: IO[bytes]) -> Iterator[bytes]:
-    """Yield the lines of stdin until the training process ends.
-
-    If the training process is killed before it reads all answers, reading from stdin raises `ConnectionResetError`.
-    """
+    """Reading raises `ConnectionResetError` if the training process is killed before it reads all answers."""
     try:
         yield from stdin
     except OSError:
@@ -61,7 +55,7 @@ def _lines(stdin: IO[bytes]) -> Iterator[bytes]:
 
 
 def run(command: list[str], event: bytes, seconds: float) -> str | None:
-    """Run the command with the event on its stdin. Return the reason why it failed, or None if it succeeded."""
+    """Return the reason why the command failed; None: it succeeded."""
     try:
         process = subprocess.Popen(  # noqa: S603 the user's command, from the environment alone
             command,
@@ -94,12 +88,12 @@ def _stay(_number: int, _frame: object) -> None:
 
 
 def _parsed(line: bytes) -> dict[str, Any]:
-    """Return the JSON object on a line, or an empty dictionary if the line is incomplete."""
+    """An incomplete line is an empty dictionary."""
     try:
-        found = json.loads(line)
+        parsed = json.loads(line)
     except ValueError:
         return {}
-    return found if isinstance(found, dict) else {}
+    return parsed if isinstance(parsed, dict) else {}
 
 
 def _answer(trouble: str | None) -> None:
@@ -119,7 +113,6 @@ def _feed(stdin: IO[bytes], event: bytes) -> None:
 
 
 def _keep_last(stderr: IO[bytes], last: bytearray) -> None:
-    """Read all of the command's stderr, so that the command never waits, and keep the last bytes."""
     with stderr:
         while chunk := stderr.read1(4096):  # type: ignore[attr-defined]
             last += chunk

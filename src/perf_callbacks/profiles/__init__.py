@@ -1,1 +1,1 @@
-"""Reduce traces of torch.profiler to a `Profile`: busy time, causes of idle time, and the longest operations."""
+"""Traces of torch.profiler become a `Profile`: busy time, causes of idle time, and the longest operations."""

@@ -16,19 +16,18 @@ _WORK = {
     "gpu_memset": True,
     "concurrent_kernel": False,
 }
-"""Trace categories of work on a device. The value is True if a copy engine does the work."""
+"""Trace categories of work on a device; True if a copy engine does it."""
 
 _HOST = {"cpu_op": "operation", "user_annotation": "annotation", "python_function": "python"}
 
 MICROSECOND = 1e-6
 
-MOST_MICROSECONDS = 1e18
-"""An event whose start or duration exceeds this limit is damaged, and is left out."""
+MOST_MICROSECONDS = 1e18  # an event whose start or duration exceeds this is damaged, and is left out
 
 
 @dataclass(slots=True, eq=False)
 class DeviceWork:
-    """Kernel, copy or collective on a device. On a CPU: part of an operation, without its nested operations."""
+    """Kernel, copy or collective on a device. On a CPU: part of an operation, without nested ones."""
 
     start: float
     end: float
@@ -37,34 +36,26 @@ class DeviceWork:
     stream: tuple[str, str] = ("", "")
     origin: CallSite = NOWHERE
     launch: Call | None = None
-    first: bool = False
-    """True if the trace shows no earlier work of the same stream."""
-    continued: bool = False
-    """True if the work is a part of a CPU operation, but not the first part."""
+    first: bool = False  # True if the trace shows no earlier work of the stream
+    continued: bool = False  # True for parts of a CPU operation but the first
     kind: str = kernel_classes.OTHER
-    share: float = 0.0
-    """Microseconds of the device's busy time that count for this work."""
+    share: float = 0.0  # microseconds of the device's busy time that count for this work
 
     @property
     def rank(self) -> int:
-        """Priority among work that runs at once: 0 for computation, 1 for collectives, 2 for copy engines."""
+        """Among work that runs at once: 0 computation, 1 collectives, 2 copy engines."""
         return 2 if self.by_copy_engine else int(self.kind == kernel_classes.COMMUNICATION)
 
     @property
     def order(self) -> tuple[float, float, tuple[str, str], str, float]:
-        """Sort key of the work. The start comes first, and the end of the launching call comes last."""
         return self.start, self.end, self.stream, self.name, math.inf if self.launch is None else self.launch.end
 
 
-Devices = dict[tuple[str, str], list[tuple[DeviceWork, TraceEvent]]]
-"""Work of each device. A device's key is its process id and its number."""
+Devices = dict[tuple[str, str], list[tuple[DeviceWork, TraceEvent]]]  # by process id and number of the device
 
 
 def split(events: Iterable[TraceEvent]) -> tuple[Devices, list[Call], Interval | None]:
-    """Split the events of a trace into device work and host calls. Events with impossible times are left out.
-
-    Also return the time span of all events except Python functions, or None if there is no event.
-    """
+    """Leave out events with impossible times. The interval spans all events except Python functions."""
     devices: Devices = {}
     calls = list[Call]()
     low, high = float("inf"), float("-inf")
@@ -98,41 +89,41 @@ def split(events: Iterable[TraceEvent]) -> tuple[Devices, list[Call], Interval |
 
 
 def on_device(work: Iterable[tuple[DeviceWork, TraceEvent]], host: Host) -> list[DeviceWork]:
-    """Find the class and the launching host call of each piece of device work. Return the work, sorted by start."""
+    """Find class and launching call of device work, and sort it by start."""
     launches = {call.correlation: call for call in host.calls if call.kind == "runtime" and call.correlation}
     operations = [call for call in host.calls if call.kind == "operation"]
     by_id = {_id(call.arguments.external_id) or 0: call for call in operations}
     linked = list[DeviceWork]()
-    for one, event in work:
+    for piece, event in work:
         arguments = event.args or NO_ARGUMENTS
-        one.launch = launches.get(_id(arguments.correlation) or 0)
+        piece.launch = launches.get(_id(arguments.correlation) or 0)
         number_of_call = _id(arguments.external_id)
         outside = by_id.get(number_of_call) if number_of_call else None
-        one.origin = host.of(one.launch)
-        if not one.origin.operations and outside is not None:
-            one.origin = host.of(outside)
-        one.kind = _kind(one)
-        linked.append(one)
+        piece.origin = host.call_site(piece.launch)
+        if not piece.origin.operations and outside is not None:
+            piece.origin = host.call_site(outside)
+        piece.kind = _kind(piece)
+        linked.append(piece)
     linked.sort(key=attrgetter("order"))
     streams = set[tuple[str, str]]()
-    for one in linked:
-        one.first = one.stream not in streams
-        streams.add(one.stream)
+    for piece in linked:
+        piece.first = piece.stream not in streams
+        streams.add(piece.stream)
     return linked
 
 
 def on_cpu(host: Host) -> list[DeviceWork]:
-    """Return the operations of all CPU threads as device work. Operations in a DataLoader are left out."""
-    seen, found = set[int](), list[DeviceWork]()
+    """Operations in a DataLoader are left out."""
+    seen, pieces = set[int](), list[DeviceWork]()
     for call, (start, end) in host.self_times:
-        origin = host.of(call)
+        origin = host.call_site(call)
         if origin.in_data:
             continue
-        one = DeviceWork(start, end, call.name, stream=call.thread, origin=origin, continued=id(call) in seen)
+        piece = DeviceWork(start, end, call.name, stream=call.thread, origin=origin, continued=id(call) in seen)
         seen.add(id(call))
-        one.kind = _kind(one)
-        found.append(one)
-    return sorted(found, key=attrgetter("order"))
+        piece.kind = _kind(piece)
+        pieces.append(piece)
+    return sorted(pieces, key=attrgetter("order"))
 
 
 def _kind(work: DeviceWork) -> str:
@@ -143,5 +134,5 @@ def _kind(work: DeviceWork) -> str:
 
 
 def _id(value: object) -> int | None:
-    found = number(value)
-    return None if found is None else int(found)
+    identity = number(value)
+    return None if identity is None else int(identity)

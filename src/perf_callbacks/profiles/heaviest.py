@@ -1,4 +1,4 @@
-"""Find the operations and copies that take the most time."""
+"""The operations and copies that take the most time."""
 
 import re
 from collections.abc import Iterable, Sequence
@@ -34,18 +34,15 @@ _LONGEST = 200
 
 
 def operations(work: Iterable[DeviceWork]) -> tuple[tuple[ProfiledOperation, ...], float | None]:
-    """Return the operations that take the most time, longest first, and the total FLOPs of all operations.
-
-    Calls with the same operation name and the same input shapes are added up. The list has at most `MOST` operations.
-    """
-    found, counted = list[ProfiledOperation](), set[int]()
-    groups = [(_seconds(group), key, group) for key, group in _groups([(_operation(one), one) for one in work])]
-    groups.sort(key=lambda one: (-one[0], one[1]))
+    """Return the `MOST` longest operations, added up by name and input shapes, and the FLOPs of all."""
+    heaviest, counted = list[ProfiledOperation](), set[int]()
+    groups = [(_seconds(group), key, group) for key, group in _groups([(_operation(piece), piece) for piece in work])]
+    groups.sort(key=lambda group: (-group[0], group[1]))
     for seconds, (name, shapes), group in groups:
         kinds: dict[str, float] = {}
-        for one in group:
-            kinds[one.kind] = kinds.get(one.kind, 0.0) + one.share
-        found.append(
+        for piece in group:
+            kinds[piece.kind] = kinds.get(piece.kind, 0.0) + piece.share
+        heaviest.append(
             ProfiledOperation(
                 name=name,
                 kind=max(kinds, key=lambda kind: (kinds[kind], kind)),
@@ -55,19 +52,15 @@ def operations(work: Iterable[DeviceWork]) -> tuple[tuple[ProfiledOperation, ...
                 flops=_flops(group, counted),
             )
         )
-    flops = [one.flops for one in found if one.flops is not None]
-    return tuple([one for one in found if one.seconds > 0][:MOST]), sum(flops) if flops else None
+    flops = [operation.flops for operation in heaviest if operation.flops is not None]
+    return tuple([operation for operation in heaviest if operation.seconds > 0][:MOST]), sum(flops) if flops else None
 
 
 def _flops(group: Iterable[DeviceWork], counted: set[int]) -> float | None:
-    """Return the FLOPs of a group of device work, or None if no FLOPs are known.
-
-    If an operation has kernels in several groups, only the group with the longest total time gets the operation's
-    FLOPs.
-    """
+    """Count an operation with kernels in several groups once, in the group with the longest time."""
     total: float | None = None
-    for one in group:
-        call, flops = operation_flops.of(one.origin.operations, one.kind)
+    for piece in group:
+        call, flops = operation_flops.innermost(piece.origin.operations, piece.kind)
         if call is not None and flops is not None and id(call) not in counted:
             counted.add(id(call))
             total = (total or 0.0) + flops
@@ -75,39 +68,33 @@ def _flops(group: Iterable[DeviceWork], counted: set[int]) -> float | None:
 
 
 def copies(work: Iterable[DeviceWork]) -> tuple[ProfiledCopy, ...]:
-    """Return the copies that take the most time, longest first.
-
-    Copies of the same kind, operation and source line are added up. The list has at most `MOST` entries.
-    """
-    keyed = [(_copy(one), one) for one in work]
-    found = [
+    """Return the `MOST` longest copies, added up by kind, operation and source line."""
+    keyed = [(_copy(piece), piece) for piece in work]
+    heaviest = [
         ProfiledCopy(kind=kind, operation=name, line=line or None, calls=_calls(group), seconds=_seconds(group))
-        for (kind, name, line), group in _groups([(key, one) for key, one in keyed if key is not None])
+        for (kind, name, line), group in _groups([(key, piece) for key, piece in keyed if key is not None])
     ]
-    found.sort(key=lambda one: (-one.seconds, one.kind, one.operation, one.line or ""))
-    return tuple([one for one in found if one.seconds > 0][:MOST])
+    heaviest.sort(key=lambda copy: (-copy.seconds, copy.kind, copy.operation, copy.line or ""))
+    return tuple([copy for copy in heaviest if copy.seconds > 0][:MOST])
 
 
 def _groups(keyed: Iterable[tuple[tuple[str, ...], DeviceWork]]) -> list[tuple[tuple[str, ...], list[DeviceWork]]]:
     groups: dict[tuple[str, ...], list[DeviceWork]] = {}
-    for key, one in keyed:
-        groups.setdefault(key, []).append(one)
+    for key, piece in keyed:
+        groups.setdefault(key, []).append(piece)
     return [*groups.items()]
 
 
 def _calls(group: Sequence[DeviceWork]) -> int:
-    return max(1, sum([not one.continued for one in group]))
+    return max(1, sum([not piece.continued for piece in group]))
 
 
 def _seconds(group: Iterable[DeviceWork]) -> float:
-    return sum([one.share for one in group]) * MICROSECOND
+    return sum([piece.share for piece in group]) * MICROSECOND
 
 
 def _operation(work: DeviceWork) -> tuple[str, str]:
-    """Return the name and the input shapes of the innermost operation that launched the device work.
-
-    A collective, or work that no operation launched, gets the name of its kernel and no shapes.
-    """
+    """Return name and input shapes of the innermost operation. A collective, or work of none, has its kernel's name."""
     if not work.origin.operations or work.kind == kernel_classes.COMMUNICATION:
         return re.split(r"[(<]", work.name.removeprefix("void "))[0][:_LONGEST] or work.name[:_LONGEST], ""
     call = work.origin.operations[0]
@@ -121,12 +108,12 @@ def _shapes(call: Call) -> str:
 
 def _shape(shape: list[Any]) -> str:
     if isinstance(shape[0], list):
-        return f"[{', '.join([_shape(one) for one in shape if isinstance(one, list) and one])}]"
+        return f"[{', '.join([_shape(part) for part in shape if isinstance(part, list) and part])}]"
     return "x".join(map(str, shape))
 
 
 def _copy(work: DeviceWork) -> tuple[str, str, str] | None:
-    """Return the kind, the operation and the source line of a copy, or None if the work copies no tensor."""
+    """Return kind, operation and source line of a copy, or None if the work copies no tensor."""
     if work.kind != kernel_classes.COPY:
         return None
     chain = list[Call]()
@@ -151,6 +138,6 @@ def _conversion(chain: Iterable[Call]) -> str:
     for call in chain:
         types = call.arguments.types
         if call.name == "aten::copy_" and isinstance(types, list) and len(types) > 1 and types[0] != types[1]:
-            target, source = [_FORMATS.get(str(one), str(one)[:20]) for one in types[:2]]
+            target, source = [_FORMATS.get(str(dtype), str(dtype)[:20]) for dtype in types[:2]]
             return f"{source} to {target}"
     return "layout"

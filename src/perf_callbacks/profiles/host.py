@@ -9,18 +9,15 @@ from functools import lru_cache
 from perf_callbacks.profiles.intervals import Interval
 from perf_callbacks.profiles.trace_events import NO_ARGUMENTS, Arguments, number
 
-MODULE = "nn.Module: "
-"""Prefix of the names of module calls in a trace, both in torch.profiler's Python stacks and in our own events."""
+MODULE = "nn.Module: "  # of module calls, both in torch.profiler's Python stacks and in our own events
 
-LEVELS = 3
-"""Largest number of levels in a module path."""
+LEVELS = 3  # of a module path
 
 DATA = re.compile(r"^enumerate\(DataLoader\)#")
 
 STEP = re.compile(r"^ProfilerStep#?(\d{1,18})\b")
 
-_DEPTH = 100
-"""Largest number of enclosing operations that are stored. In a damaged trace, all operations may enclose each other."""
+_DEPTH = 100  # enclosing operations that are stored: in a damaged trace, all may enclose each other
 
 _OPTIMIZER = "Optimizer.step#"
 
@@ -33,8 +30,7 @@ _SITE = re.compile(r"^.*?(?:site|dist)-packages/|^.*?/lib/python\d[\d.]*/")
 _LIBRARY = re.compile(r"^(?:torch/|threading\.py|contextlib\.py|importlib/|<)")
 
 
-Thread = tuple[str, str]
-"""Process id and thread id of a trace event."""
+Thread = tuple[str, str]  # process id and thread id
 
 Modules = tuple[str, ...] | None
 
@@ -46,8 +42,7 @@ class Call:
     start: float
     end: float
     name: str
-    kind: str
-    """"operation", "annotation", "module", "runtime" or "python"."""
+    kind: str  # "operation", "annotation", "module", "runtime" or "python"
     thread: Thread
     arguments: Arguments = NO_ARGUMENTS
     correlation: int | None = None
@@ -57,21 +52,19 @@ class Call:
 class CallSite:
     """Place in the program from which a call was made."""
 
-    operations: tuple[Call, ...] = ()
-    """Operations that enclose the call, the innermost first."""
+    operations: tuple[Call, ...] = ()  # those that enclose the call, the innermost first
     in_optimizer: bool = False
     in_data: bool = False
     line: str | None = None
-    """File, line and name of the innermost Python function outside of torch. If all enclosing Python functions are in
-    torch, the innermost function is given."""
+    """File, line and name of the innermost Python function outside of torch, or else of the innermost."""
     modules: Modules = None
-    """Names of at most `LEVELS` enclosing modules, the outermost first. None means unknown. In traces with our own
-    module events, the only entry is the path of the innermost module."""
+    """At most `LEVELS` enclosing modules, the outermost first; None if unknown. With our own module events, only the
+    path of the innermost."""
 
     @property
     def nodes(self) -> list[Call]:
-        """Backward nodes of the autograd graph that enclose the call, the innermost first."""
-        return [one for one in self.operations if one.name.startswith(_BACKWARD)]
+        """The innermost first."""
+        return [call for call in self.operations if call.name.startswith(_BACKWARD)]
 
 
 NOWHERE = CallSite()
@@ -79,29 +72,23 @@ NOWHERE = CallSite()
 
 @dataclass(slots=True)
 class Host:
-    """Calls of all host threads, sorted by start, with the `CallSite` of each call.
-
-    The `CallSite` of an operation includes the operation itself.
-    """
+    """Calls of all host threads, sorted by start. The `CallSite` of an operation includes itself."""
 
     calls: list[Call]
-    origins: dict[int, CallSite] = field(default_factory=dict)
-    """`CallSite` of each call, except calls of Python functions. The key is the `id` of the call."""
+    origins: dict[int, CallSite] = field(default_factory=dict)  # by the call's `id`; none for Python functions
     self_times: list[tuple[Call, Interval]] = field(default_factory=list)
-    """Time spans of each operation or collective, without the time of nested operations."""
+    """Time of each operation or collective without nested operations."""
     has_modules: bool = False
 
-    def of(self, call: Call | None) -> CallSite:
-        """Return the `CallSite` of a call, or `NOWHERE` if it is unknown."""
+    def call_site(self, call: Call | None) -> CallSite:
         return NOWHERE if call is None else self.origins.get(id(call), NOWHERE)
 
 
 class _Forward:
-    """Modules that enclose each forward operation. An operation is found by its thread and its sequence number.
+    """Modules that enclose each forward operation, by its thread and sequence number.
 
-    A forward operation has the same sequence number as the autograd node that it makes. Sequence numbers are counted
-    separately in each thread. If several operations of a thread have the same sequence number, the most recent
-    operation made the autograd node.
+    The autograd node that an operation makes has its sequence number. Threads count separately; of several operations
+    of a thread with the same number, the most recent one made the node.
     """
 
     def __init__(self) -> None:
@@ -109,27 +96,21 @@ class _Forward:
         self._again: defaultdict[Thread, dict[float, Modules]] = defaultdict(dict)
 
     def add(self, call: Call, origin: CallSite, *, again: bool) -> None:
-        """Add a forward operation. `again` is True if checkpointing repeats the operation in the backward."""
         sequence = number(call.arguments.sequence)
         if sequence is not None:
             (self._again if again else self._first)[call.thread][sequence] = origin.modules
 
-    def of(self, thread: Thread, nodes: Sequence[Call]) -> Modules:
-        """Return the modules of the forward operation that made the autograd node `nodes[0]`.
-
-        `nodes` are nested nodes that `thread` ran, the innermost first. With activation checkpointing, the forward
-        operation may have run again within an outer node.
-        """
+    def modules(self, thread: Thread, nodes: Sequence[Call]) -> Modules:
+        """With activation checkpointing, the node's operation may have run again within an outer node of `nodes`."""
         sequence = number(nodes[0].arguments.sequence)
         if sequence is None:
             return None
         threads = [self._again[thread]] if len(nodes) > 1 else []
-        found = [made[sequence] for made in [*threads, *self._first.values()] if sequence in made]
-        return next(filter(None, found), None)
+        owners = [made[sequence] for made in [*threads, *self._first.values()] if sequence in made]
+        return next(filter(None, owners), None)
 
 
 def read(calls: Iterable[Call]) -> Host:
-    """Return the calls of all host threads, with the `CallSite` of each call."""
     host = Host(sorted(calls, key=lambda call: (call.start, -call.end, call.kind, call.name, call.thread)))
     threads: dict[Thread, list[Call]] = {}
     for call in host.calls:
@@ -141,12 +122,12 @@ def read(calls: Iterable[Call]) -> Host:
     for call, nodes in backward if host.has_modules else ():  # the module whose forward made the node
         origin = host.origins[id(call)]
         if not origin.modules:
-            host.origins[id(call)] = replace(origin, modules=forward.of(call.thread, nodes))
+            host.origins[id(call)] = replace(origin, modules=forward.modules(call.thread, nodes))
     return host
 
 
 def _walk(host: Host, thread: Sequence[Call], forward: _Forward, backward: list[tuple[Call, list[Call]]]) -> None:
-    """Find the `CallSite` of each call of one thread. A stack holds the calls that enclose the current call."""
+    """Find the `CallSite` of each call of one thread. The stack holds the calls around the current one."""
     stack = list[tuple[Call, CallSite]]()
     inner: dict[int, list[Interval]] = {}
     for call in thread:
@@ -155,7 +136,7 @@ def _walk(host: Host, thread: Sequence[Call], forward: _Forward, backward: list[
         origin = _within(stack[-1][1] if stack else NOWHERE, call)
         if is_work(call):
             inner[id(call)] = []
-            outer = next((one for one, _ in reversed(stack) if id(one) in inner), None)
+            outer = next((enclosing for enclosing, _ in reversed(stack) if id(enclosing) in inner), None)
             if outer is not None:
                 inner[id(outer)].append(Interval(call.start, min(call.end, outer.end)))
         stack.append((call, origin))
@@ -183,17 +164,13 @@ def _rest(call: Call, inner: Iterable[Interval]) -> Iterator[Interval]:
 
 
 def is_work(call: Call) -> bool:
-    """Return True if a call is an operation, or a collective on the CPU, such as "gloo:all_reduce".
-
-    Events that span a whole step, a fetch of the DataLoader or an optimizer's step are not work.
-    """
+    """Not the events that span a whole step, a fetch of the DataLoader or an optimizer's step."""
     if call.kind == "operation":
         return not DATA.match(call.name) and not STEP.match(call.name) and not call.name.startswith("Optimizer.")
     return call.kind == "annotation" and call.name.startswith(("gloo:", "mpi:", "ucc:"))
 
 
 def _within(outer: CallSite, call: Call) -> CallSite:
-    """Return the `CallSite` of the calls that run within `call`."""
     if call.kind == "python":
         return _in_function(outer, call.name)
     if call.kind == "module":
@@ -214,7 +191,6 @@ def _within(outer: CallSite, call: Call) -> CallSite:
 
 
 def _in_function(outer: CallSite, name: str) -> CallSite:
-    """Return the `CallSite` of the calls that run within a Python function or within a call of a module."""
     if name.startswith(MODULE):
         modules = outer.modules or ()
         return outer if len(modules) == LEVELS else replace(outer, modules=(*modules, name.removeprefix(MODULE)))
@@ -223,11 +199,7 @@ def _in_function(outer: CallSite, name: str) -> CallSite:
 
 
 def _line(outer: str | None, name: str) -> str | None:
-    """Return file, line and name of a called function, or return `outer`, which describes the caller.
-
-    `outer` is returned if `name` has no line. `outer` is also returned if `name` is a function of torch or of Python's
-    library, but `outer` is not such a function.
-    """
+    """Keep `outer`, the caller, unless `name` has a line and is not deeper in torch or Python's library."""
     shown, library = _function(name)
     if shown is None or (library and outer is not None and not _LIBRARY.match(outer)):
         return outer
@@ -236,10 +208,7 @@ def _line(outer: str | None, name: str) -> str | None:
 
 @lru_cache(maxsize=1 << 16)
 def _function(name: str) -> tuple[str | None, bool]:
-    """Return two values: the function's name without the installation path, and True if torch or Python defines it.
-
-    Return None and True if the name contains no Python file and line.
-    """
+    """Return the name without the installation path, and True if torch or Python defines it."""
     if not _FUNCTION.match(name):
         return None, True
     shown = _SITE.sub("", name)

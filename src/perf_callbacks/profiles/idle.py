@@ -18,33 +18,22 @@ DATA_CAUSE, COMMUNICATION, SYNC, HOST, DEVICE, UNKNOWN = CAUSES = (
     "unknown",
 )
 
-SHORTEST_WAIT = 1.0
-"""A host call counts as a synchronization if it waits for the device for more than this many microseconds."""
+SHORTEST_WAIT = 1.0  # microseconds that a host call waits for the device, above which it is a synchronization
 
 LONGEST_START = 1000.0
-"""Largest plausible delay, in microseconds, from the launch of a stream's first recorded kernel to the kernel's start.
-
-A longer delay means that the device was busy with earlier work. The trace doesn't show work from before the recording.
-"""
+"""Microseconds from the launch of a stream's first recorded kernel to its start, above which the device was busy with
+work from before the recording."""
 
 
 def explain(
     gaps: Sequence[Interval], work: Sequence[DeviceWork], busy: Sequence[Interval], host: Host
 ) -> tuple[dict[str, float], dict[str, float]]:
-    """Return the microseconds of each cause of a device's idle gaps, and of each source line with the cause "sync".
+    """Return the microseconds of each cause of idle gaps, and of each source line with the cause "sync".
 
-    `work` must be sorted by start.
-
-    Each gap is split at the time when the host launched the next kernel. After the launch, the cause is "device".
-    Before the launch, the device waited for the host. Time that the host spent in the DataLoader has the cause "data".
-    Time that the host spent in a collective has the cause "communication".
-
-    All other time before the launch has the cause "sync" or "host". If the host waited for the device, for example in
-    `loss.item()`, the wait delayed the next launches. After a wait, idle time has the cause "sync", up to the duration
-    of the wait. Idle time that no wait explains has the cause "host".
-
-    One call launches all kernels of a CUDA graph. After the launch of a CUDA graph, gaps between the graph's kernels
-    have the cause "device".
+    `work` must be sorted by start. Each gap is split where the host launched the next kernel: what follows is "device".
+    Before it, the device waited for the host: in the DataLoader it is "data", in a collective "communication". The rest
+    is "sync" up to the duration of a wait for the device, as in `loss.item()`, which delayed the next launches, and
+    else "host". One call launches all kernels of a CUDA graph, so gaps between them are "device".
     """
     by_cause, by_line = defaultdict[str, float](float), defaultdict[str, float](float)
     if not any([call.kind in {"operation", "runtime"} for call in host.calls]):
@@ -52,8 +41,8 @@ def explain(
     data = union([(call.start, call.end) for call in host.calls if DATA.match(call.name)])
     collectives = union([(call.start, call.end) for call in host.calls if _is_collective(call)])
     collectives = without(collectives, data)
-    waits = [*_waits(host.calls, busy, {id(one.launch): one.start for one in work if one.by_copy_engine})]
-    starts = [one.start for one in work]
+    waits = [*_waits(host.calls, busy, {id(piece.launch): piece.start for piece in work if piece.by_copy_engine})]
+    starts = [piece.start for piece in work]
     late, line, place = 0.0, "", 0
     for gap in gaps:
         while place < len(waits) and waits[place][0].start <= gap.start:
@@ -82,11 +71,10 @@ def explain(
 def _waits(
     calls: Iterable[Call], busy: Sequence[Interval], copies: Mapping[int, float]
 ) -> Iterable[tuple[Call, float]]:
-    """Yield each host call that waited for the busy device, with the duration of the wait in microseconds.
+    """Yield each host call that waited for the busy device, with the microseconds.
 
-    `copies` maps the `id` of a host call to the start of the copy that the call launched. Even an asynchronous copy
-    call waits for the device if the host memory is not pinned. A copy call that returned before its copy began did not
-    wait.
+    `copies` maps the `id` of a call to the start of its copy. An asynchronous copy also waits if the host memory isn't
+    pinned; a call that returned before its copy began did not wait.
     """
     for call in calls:
         if call.kind != "runtime":
@@ -99,12 +87,12 @@ def _waits(
 
 
 def _line(call: Call, host: Host) -> str:
-    origin = host.of(call)
+    origin = host.call_site(call)
     operation = origin.operations[-1].name if origin.operations else call.name
     return origin.line or operation
 
 
 def _is_collective(call: Call) -> bool:
-    """Return True if a call is a collective. A user's annotation, such as "step with allreduce", is no collective."""
+    """A user's annotation, such as "step with allreduce", is no collective."""
     named = call.kind == "operation" or call.name.startswith(("nccl:", "gloo:", "mpi:", "ucc:"))
     return named and kernel_classes.of_name(call.name) == kernel_classes.COMMUNICATION

@@ -7,14 +7,14 @@ from typing import NamedTuple
 
 
 class Interval(NamedTuple):
-    """Time span from `start` to `end`, in microseconds."""
+    """Microseconds."""
 
     start: float
     end: float
 
 
 def union(intervals: Iterable[tuple[float, float]]) -> list[Interval]:
-    """Merge intervals that overlap or touch. Return the merged intervals, sorted by start.
+    """Merge intervals that overlap or touch, sorted by start.
 
     >>> union([(5, 6), (0, 2), (1, 3)])
     [Interval(start=0, end=3), Interval(start=5, end=6)]
@@ -32,14 +32,12 @@ def union(intervals: Iterable[tuple[float, float]]) -> list[Interval]:
 
 
 def length(intervals: Iterable[Interval]) -> float:
-    """Return the total length of intervals. The intervals must not overlap."""
+    """The intervals must not overlap."""
     return sum([end - start for start, end in intervals])
 
 
 def without(intervals: Iterable[Interval], covered: Sequence[Interval]) -> list[Interval]:
-    """Return the parts of `intervals` that lie outside of `covered`.
-
-    Each argument must be sorted and free of overlaps, like the result of `union`.
+    """Return the parts outside of `covered`. Both must be sorted and free of overlaps, like the result of `union`.
 
     >>> without([Interval(0, 10)], [Interval(2, 3), Interval(9, 12)])
     [Interval(start=0, end=2), Interval(start=3, end=9)]
@@ -60,27 +58,24 @@ def without(intervals: Iterable[Interval], covered: Sequence[Interval]) -> list[
 
 
 def covered(intervals: Sequence[Interval], start: float, end: float) -> float:
-    """Return the length of the parts of intervals that lie between `start` and `end`.
-
-    The intervals must be sorted and free of overlaps, like the result of `union`.
+    """Return the length between `start` and `end` of intervals that are sorted and free of overlaps.
 
     >>> covered([Interval(0, 2), Interval(3, 9)], 1, 5)
     3.0
     """
-    found = 0.0
+    total = 0.0
     for place in range(bisect_left(intervals, start, key=attrgetter("end")), len(intervals)):
-        one = intervals[place]
-        if one.start >= end:
+        interval = intervals[place]
+        if interval.start >= end:
             break
-        found += min(one.end, end) - max(one.start, start)
-    return found
+        total += min(interval.end, end) - max(interval.start, start)
+    return total
 
 
 def shares(work: Sequence[tuple[float, float, int]]) -> list[float]:
-    """Return each interval's share of the busy time. The shares add up to the length of the union of all intervals.
+    """Return each interval's share of the busy time; together they are as long as the union.
 
-    An interval is a tuple (start, end, priority). 0 is the highest priority. At each moment, the running intervals with
-    the highest priority share the time equally.
+    An interval is (start, end, priority). At each moment, the running ones of the highest priority, 0, share equally.
 
     >>> shares([(0, 10, 0), (5, 15, 1), (0, 10, 0)])
     [5.0, 5.0, 5.0]
@@ -93,7 +88,7 @@ def shares(work: Sequence[tuple[float, float, int]]) -> list[float]:
             for edge in ((start, 1, place), (end, 0, place))
         ]
     )
-    found = [0.0] * len(work)
+    parts = [0.0] * len(work)
     running: dict[int, int] = {}  # intervals by rank
     passed: dict[int, float] = {}  # by rank, the time so far of an interval that runs all along
     last = 0.0
@@ -103,8 +98,8 @@ def shares(work: Sequence[tuple[float, float, int]]) -> list[float]:
             passed[first] = passed.get(first, 0.0) + (time - last) / running[first]
         last, rank = time, work[place][2]
         now = passed.get(rank, 0.0)
-        found[place] = -now if begins else found[place] + now
+        parts[place] = -now if begins else parts[place] + now
         running[rank] = running.get(rank, 0) + (1 if begins else -1)
         if not running[rank]:
             del running[rank]
-    return found
+    return parts

@@ -1,4 +1,4 @@
-"""Find the class of a kernel or an operation by its name."""
+"""The class of a kernel or an operation by its name."""
 
 import re
 from collections.abc import Iterable
@@ -71,18 +71,16 @@ RULES: tuple[tuple[str, str], ...] = (
     ),
     (INDEXING, r"index|gather|scatter|embedding|sort|topk|nonzero|routing"),
 )
-"""Pairs of a class and a regular expression for names. The first expression that matches a name decides its class.
-The expressions ignore case."""
+"""The first expression that matches a name decides its class. Case doesn't count."""
 
-_PARTS = frozenset({SOFTMAX, REDUCTION, INDEXING})
-"""Classes of kernels that are often part of a larger operation, such as a softmax kernel within attention."""
+_PARTS = frozenset({SOFTMAX, REDUCTION, INDEXING})  # often part of a larger operation, as softmax is of attention
 
 _COMPILED = [(kind, re.compile(pattern, re.IGNORECASE)) for kind, pattern in RULES]
 
 
 @lru_cache(maxsize=1 << 16)
 def of_name(name: str) -> str | None:
-    """Return the class of a kernel or an operation, or None if no rule matches its name.
+    """Return None if no rule matches.
 
     >>> of_name("ampere_bf16_s16816gemm_bf16_128x128_ldg8_f2f_stages_32x5_tn"), of_name("ncclDevKernel_AllGather_RING")
     ('contraction', 'communication')
@@ -91,17 +89,13 @@ def of_name(name: str) -> str | None:
 
 
 def of_kernel(name: str, operations: Iterable[str], *, in_optimizer: bool) -> str:
-    """Return the class of a kernel.
+    """Return the class by the kernel's name, or else by the innermost operation that matches a rule.
 
-    The kernel's name decides the class. If no rule matches the name, the class comes from the innermost operation that
-    matches a rule.
-
-    If the name means softmax, reduction or indexing, the kernel may be part of a larger operation, such as attention. A
-    kernel that is part of a larger operation gets the class of the larger operation. Any kernel in an optimizer's step
-    has the class "optimizer", except a collective.
+    Softmax, reduction and indexing get the class of a larger operation around them, such as attention. All in an
+    optimizer's step is "optimizer", except collectives.
     """
     kind = of_name(name)
     if in_optimizer and kind != COMMUNICATION:
         return OPTIMIZER
-    found = [one for one in (kind, *map(of_name, operations)) if one is not None]
-    return next((one for one in found if one not in _PARTS), found[0] if found else OTHER)
+    groups = [group for group in (kind, *map(of_name, operations)) if group is not None]
+    return next((group for group in groups if group not in _PARTS), groups[0] if groups else OTHER)

@@ -1,7 +1,4 @@
-"""Record some steps of a fit with torch.profiler, and write a `profile` record for each trace.
-
-A side process reduces each trace to the data of its record.
-"""
+"""Record some steps with torch.profiler. A side process reduces each trace to a `profile` record."""
 
 import os
 import tempfile
@@ -31,36 +28,25 @@ from perf_callbacks.profiles.module_marks import marks
 from perf_callbacks.profiles.reducer import Reducer
 from perf_callbacks.profiles.side_process import MOST_BYTES
 
-AUTO, AUTO_STEPS, AUTO_TIMES = "auto", 3, 3
-"""With `profile="auto"`, a profile has `AUTO_STEPS` steps, and a fit has at most `AUTO_TIMES` profiles."""
+AUTO, AUTO_STEPS, AUTO_TIMES = "auto", 3, 3  # with `profile="auto"`: steps of a profile, and most profiles of a fit
 
-MOST_PART = 0.05
-"""Largest share of a fit's time that all profiles of `profile="auto"` may take. The first profile has no limit."""
+MOST_PART = 0.05  # share of a fit's time that all profiles of `profile="auto"` may take, except the first
 
 MOST_NODES = 20_000
-"""Largest number of autograd graph nodes in a profile. A forward makes about one node per operation.
+"""Autograd graph nodes in a profile; a forward makes about one per operation. torch holds the GIL while it ends a
+profile: on a busy CPU 7 s and 1.3 GB for 40,000 nodes, 49 s and 6 GB for 200,000. A GPU's kernels take more of both."""
 
-torch holds the GIL while it ends a profile. On a busy CPU, the end of a profile took 7 s for 40,000 nodes, and 49 s for
-200,000 nodes. The end of a profile also needed memory: 1.3 GB for 40,000 nodes, and 6 GB for 200,000 nodes. Kernels of
-a GPU take more time and memory."""
+MOST_TRIES = 3  # an attempt fails if an evaluation or a checkpoint comes in its first step
 
-MOST_TRIES = 3
-"""Number of attempts to record a profile. An attempt fails if an evaluation or a checkpoint comes in its first step."""
+MOST_SECONDS = 60.0  # seconds after which a profile records no further step
 
-MOST_SECONDS = 60.0
-"""Number of seconds after which a profile records no further step."""
-
-CLOSE_SECONDS = 5.0
-"""Largest number of seconds that the end of a fit waits for the side process that reduces traces."""
+CLOSE_SECONDS = 5.0  # longest wait of a fit's end for the side process
 
 POLL_SECONDS = 0.02
 
-NO_WISH = 10**12
-"""Number that a rank sends if it proposes no profile. The number is larger than every proposal, because all ranks
-follow the smallest number."""
+NO_WISH = 10**12  # no proposal: larger than every proposal, because all ranks follow the smallest number
 
-PER_TURN = 10**9
-"""A proposal is one integer. For example, `2 * PER_TURN + 7` proposes to profile rank 7 in the fit's second profile."""
+PER_TURN = 10**9  # a proposal is one integer: `2 * PER_TURN + 7` is rank 7 in the fit's second profile
 
 WISH = "profile"
 
@@ -70,7 +56,6 @@ HINT = "perf_callbacks: `profile` has no effect: %s."
 
 
 def begin(recorder: Recorder, training: Training) -> "ProfileWatch | None":
-    """Return an observer that profiles some steps, or None if `profile` is "off" or profiling is impossible."""
     setting = recorder.config.profile
     if setting == "off":
         return None
@@ -93,10 +78,10 @@ def begin(recorder: Recorder, training: Training) -> "ProfileWatch | None":
 
 
 class ProfileWatch(Observer):
-    """Profiles steps on one rank, and excludes these steps from the measurements of all ranks.
+    """Profiles steps on one rank, and excludes them from the measurements of all ranks.
 
-    With `profile="auto"`, rank 0 proposes which rank to profile. All ranks receive the proposal before the profile
-    begins, so that no rank reports the profiled steps as slow.
+    With `profile="auto"`, rank 0 proposes a rank. All ranks know before the profile begins, so that none reports the
+    profiled steps as slow.
     """
 
     def __init__(
@@ -110,7 +95,7 @@ class ProfileWatch(Observer):
         self._rank, self._several = recorder.run.rank, recorder.run.world_size > 1
         self._auto = setting == AUTO
         self._first: int | None = None
-        """First step of the next profile, by the trainer's count. None means that no profile is planned."""
+        """By the trainer's count; None if no profile is planned."""
         self._chosen, self._count = 0, AUTO_STEPS
         if not self._auto:
             self._first, self._count = map(int, setting.split(":"))
@@ -204,11 +189,7 @@ class ProfileWatch(Observer):
 
     @override
     def span_began(self, kind: str, step: int) -> None:
-        """End the running profile before an evaluation, a checkpoint or another span.
-
-        If no step of the profile has ended yet, plan another attempt. The new attempt begins with the step after the
-        current step.
-        """
+        """End the running profile. If none of its steps has ended, another attempt begins after the current step."""
         again = self._left > 0 and self._left == self._count + self._several
         if self._profiler is not None:
             self._finish()
@@ -227,10 +208,9 @@ class ProfileWatch(Observer):
 
     @override
     def summary(self) -> dict[str, tuple[Profile, ...]]:
-        return {"profiles": tuple([one.short() for one in [*self._profiles]])}
+        return {"profiles": tuple([profile.short() for profile in [*self._profiles]])}
 
     def tick(self, now: float) -> bool:  # noqa: ARG002 the watchdog calls with the time
-        """Write the `profile` records that the side process has finished."""
         self._take_answers()
         return self._recorder.active and self._reducer is not None
 
@@ -269,10 +249,7 @@ class ProfileWatch(Observer):
             self._profiler.start(step)
 
     def _finish(self) -> None:
-        """End the recording, and pass the trace to the side process.
-
-        While this method runs, a span is open, so the stall watch waits longer before it reports a stall.
-        """
+        """End the recording. A span is open meanwhile, so that the stall watch waits longer."""
         profiler, self._profiler = self._profiler, None
         if profiler is None or os.getpid() != self._process or threading.get_ident() != self._thread:
             return
@@ -312,7 +289,7 @@ class ProfileWatch(Observer):
         self._traces.append((trace, kept))
 
     def _take_answers(self) -> None:
-        """Write the `profile` records that the side process has finished. Any thread may call this method."""
+        """Any thread may call this."""
         if os.getpid() != self._process or not self._answering.acquire(blocking=False):
             return
         try:
@@ -350,7 +327,7 @@ class ProfileWatch(Observer):
         self._say(describe(error))
 
     def _say(self, reason: str) -> None:
-        """Log why there is no profile. Later calls do nothing."""
+        """Log why there is no profile, once."""
         if not self._said:
             self._said = True
             log.warning(NO_PROFILE, reason)

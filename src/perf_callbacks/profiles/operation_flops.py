@@ -1,4 +1,4 @@
-"""Compute the FLOPs of operations in a trace from their input shapes. A multiply-add counts as 2 FLOPs."""
+"""FLOPs of operations in a trace from their input shapes. A multiply-add counts as 2."""
 
 import json
 from collections.abc import Callable, Iterable, Sequence
@@ -14,13 +14,8 @@ Shapes = Sequence[Sequence[int]]
 _COUNTED = frozenset({kernel_classes.CONTRACTION, kernel_classes.ATTENTION, kernel_classes.OPTIMIZER})
 
 
-def of(operations: Iterable[Call], kind: str) -> tuple[Call | None, float | None]:
-    """Return the innermost operation whose FLOPs can be computed, and its FLOPs.
-
-    Args:
-        operations: The operations that enclose the device work, the innermost first.
-        kind: Class of the device work. A copy or a sum gets no FLOPs, even as a part of a matrix product.
-    """
+def innermost(operations: Iterable[Call], kind: str) -> tuple[Call | None, float | None]:
+    """A `kind` such as a copy or a sum has no FLOPs, even as a part of a matrix product."""
     for call in operations:
         given = number(call.arguments.flops)
         if given:
@@ -32,7 +27,7 @@ def of(operations: Iterable[Call], kind: str) -> tuple[Call | None, float | None
 
 
 def _computed(call: Call, formula: Callable[[Shapes, Sequence[object]], int]) -> float | None:
-    """Return the FLOPs that a formula gives, or None if the trace has no usable shapes."""
+    """Return None if the trace has no usable shapes."""
     shapes, values = call.arguments.shapes, call.arguments.values
     try:
         return float(formula(shapes, values if isinstance(values, list) else ())) or None
@@ -41,23 +36,19 @@ def _computed(call: Call, formula: Callable[[Shapes, Sequence[object]], int]) ->
 
 
 def _product(shapes: Shapes, _: Sequence[object], *, first: int = 0) -> int:
-    """Return the FLOPs of a product of [..., m, k] with a matrix [..., k, n] or a vector [k]."""
+    """Product of [..., m, k] with a matrix [..., k, n] or a vector [k]."""
     left, right = shapes[first], shapes[first + 1]
     return 2 * prod(left) * (right[-1] if len(right) > 1 else 1)
 
 
 def _attention(shapes: Shapes, _: Sequence[object], *, first: int = 0, of_key: int = 1, of_value: int = 1) -> int:
-    """Return the FLOPs of attention whose operands have the shape [batch, heads, tokens, size].
-
-    `of_key` is the number of matrix products of the size of queries times keys. `of_value` is the number of matrix
-    products of the size of attention weights times values. Causal attention counts as if no token were masked.
-    """
+    """[batch, heads, tokens, size] without masks; `of_key` and `of_value` are products of these sizes."""
     query, key, value = shapes[first : first + 3]
     return 2 * prod(query[:-1]) * key[-2] * (of_key * query[-1] + of_value * value[-1])
 
 
 def _convolution(shapes: Shapes, values: Sequence[object]) -> int:
-    """Return the FLOPs of a convolution. Each output element is a dot product with the weights of its channel."""
+    """Each output element is a dot product with the weights of its channel."""
     image, weight = shapes[0], shapes[1]
     stride, padding, dilation = [json.loads(str(values[place])) for place in (3, 4, 5)]
     if str(values[6]).lower() not in {"false", "0"}:  # transposed: each element of the image
@@ -70,10 +61,7 @@ def _convolution(shapes: Shapes, values: Sequence[object]) -> int:
 
 
 def _convolution_backward(shapes: Shapes, values: Sequence[object]) -> int:
-    """Return the FLOPs of a convolution's backward.
-
-    The gradient of the image takes as many FLOPs as the forward, and so does the gradient of the weights.
-    """
+    """The gradients of the image and of the weights take as many FLOPs as the forward each."""
     gradient, image, weight = shapes[:3]
     transposed = str(values[7]).lower() not in {"false", "0"}
     wanted = json.loads(str(values[10]).lower())[:2]
@@ -81,7 +69,7 @@ def _convolution_backward(shapes: Shapes, values: Sequence[object]) -> int:
 
 
 def _at(values: Sequence[int], place: int) -> int:
-    """Return the value for a dimension. A single value in `values` applies to all dimensions."""
+    """A single value applies to all dimensions."""
     return values[place] if len(values) > 1 else values[0]
 
 

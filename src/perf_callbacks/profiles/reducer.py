@@ -1,4 +1,4 @@
-"""Send traces to the side process that reduces traces, and receive the answers. No method waits for the process."""
+"""Send traces to the side process, and receive the answers. Nothing here waits for it."""
 
 import json
 import os
@@ -15,7 +15,7 @@ from perf_callbacks.profiles import side_process
 
 
 class Reducer(HelperProcess):
-    """Sends traces to a side process. The process starts with the fit, because a later start would delay training."""
+    """Starts the side process with the fit, because a later start would delay training."""
 
     def __init__(self) -> None:
         paths = json.dumps([path for path in sys.path if path])
@@ -24,20 +24,16 @@ class Reducer(HelperProcess):
         weakref.finalize(self, let_go, self._socket, self._process).atexit = False
 
     def send(self, trace: Path, kept: Path, last: int) -> None:
-        """Send the path of a trace and the number of its last complete step to the side process.
-
-        Raise `OSError` if the side process was killed.
-        """
+        """`last` is the trace's last complete step. Raise `OSError` if the side process was killed."""
         job = json.dumps({"trace": str(trace), "kept": str(kept), "last": last}).encode() + b"\n"
         if self._socket.send(job, NO_SIGNAL) < len(job):
             raise BlockingIOError("the side process doesn't read")
 
     def answers(self) -> list[dict[str, Any]]:
-        """Return the answers that the side process sent since the previous call of this method."""
         return [json.loads(line) for line in self._lines()]
 
     def dismiss(self) -> None:
-        """Close the socket, so that the side process ends after its current job. A second call does nothing."""
+        """The side process ends after its current job. A second call does nothing."""
         self.over = True
         if os.getpid() == self._process_id:  # closing is not enough while a forked child holds the same socket
             with suppress(OSError):

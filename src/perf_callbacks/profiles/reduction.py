@@ -15,11 +15,10 @@ from perf_callbacks.profiles.intervals import Interval, length, shares, union, w
 from perf_callbacks.profiles.trace_events import MOST_BYTES, Trace, TraceError, TraceEvent, read
 
 MOST_MODULES = 100
-"""Largest number of modules in a `profile` record."""
 
 
 def reduce_file(path: Path, most_bytes: int = MOST_BYTES) -> Profile:
-    """Return the `Profile` of a trace file. If the file has no profile, raise `TraceError` with the path."""
+    """If the file has no profile, raise `TraceError` with the path."""
     try:
         return reduce(read(path, most_bytes))
     except NoWorkError as error:
@@ -29,34 +28,40 @@ def reduce_file(path: Path, most_bytes: int = MOST_BYTES) -> Profile:
 
 
 class NoWorkError(TraceError):
-    """Raised if a trace has neither kernels nor operations, or has the work of several processes."""
+    """A trace has neither kernels nor operations, or the work of several processes."""
 
 
 def reduce(trace: Trace) -> Profile:
-    """Return the `Profile` of a trace. Raise `NoWorkError` if the trace has no work or has several processes."""
     devices, calls, span = split(trace.traceEvents)
     processes = {call.thread[0] for call in calls if call.kind != "python"}  # some of these have process 0
     if len(processes) > 1:  # correlations, steps and threads of several ranks have the same numbers
         raise NoWorkError(f"the trace has {len(processes)} processes. Read the trace of one rank")
     host = hosts.read(calls)
-    name = max(devices, key=lambda one: (_busy(devices[one]), one), default=None)
+    name = max(devices, key=lambda key: (_busy(devices[key]), key), default=None)
     work = on_cpu(host) if name is None else on_device(devices[name], host)
     if not work or span is None:
         raise NoWorkError("the trace has neither kernels of a device nor operations of a CPU")
     steps = _steps(host.calls)
     window, work = _window(steps, work, span)
-    for one, share in zip(work, shares([(one.start, one.end, one.rank) for one in work]), strict=True):
-        one.share = share
-    busy = union([(one.start, one.end) for one in work])
+    for piece, share in zip(work, shares([(piece.start, piece.end, piece.rank) for piece in work]), strict=True):
+        piece.share = share
+    busy = union([(piece.start, piece.end) for piece in work])
     gaps = without([window], busy)
     by_cause, by_line = idle.explain(gaps, work, busy, host)
-    collectives = [one for one in work if one.kind == kernel_classes.COMMUNICATION]
-    by_class = _sums([(one.kind, one.share) for one in work])
+    collectives = [piece for piece in work if piece.kind == kernel_classes.COMMUNICATION]
+    by_class = _sums([(piece.kind, piece.share) for piece in work])
     modules = _by_module(work) if host.has_modules else []
     heaviest, flops = operations(work)
     return Profile(
         timeline="cpu" if name is None else "device",
-        device=next((one.name for one in trace.deviceProperties if name is not None and str(one.id) == name[1]), None),
+        device=next(
+            (
+                known_device.name
+                for known_device in trace.deviceProperties
+                if name is not None and str(known_device.id) == name[1]
+            ),
+            None,
+        ),
         devices=len(devices) or 1,
         steps=len({_number(step) for step in steps}) or None,
         first_step=_number(steps[0]) if steps else None,
@@ -64,15 +69,15 @@ def reduce(trace: Trace) -> Profile:
         busy_seconds=length(busy) * MICROSECOND,
         idle_seconds={cause: time * MICROSECOND for cause, time in _descending(by_cause)},
         class_seconds={kind: time * MICROSECOND for kind, time in _descending(by_class)},
-        communication_seconds=length(union([(one.start, one.end) for one in collectives])) * MICROSECOND,
+        communication_seconds=length(union([(piece.start, piece.end) for piece in collectives])) * MICROSECOND,
         exposed_communication_seconds=by_class.get(kernel_classes.COMMUNICATION, 0.0) * MICROSECOND,
-        kernels=sum([not one.continued for one in work]),
+        kernels=sum([not piece.continued for piece in work]),
         sync_seconds={line: time * MICROSECOND for line, time in _descending(by_line)[:10]},
         operations=heaviest,
         flops=flops,
         copies=copies(work),
-        module_seconds=_seconds([(path, one.share) for path, one in modules]),
-        module_backward_seconds=_seconds([(path, one.share) for path, one in modules if one.origin.nodes]),
+        module_seconds=_seconds([(path, piece.share) for path, piece in modules]),
+        module_backward_seconds=_seconds([(path, piece.share) for path, piece in modules if piece.origin.nodes]),
     )
 
 
@@ -83,13 +88,10 @@ def _module(work: DeviceWork) -> str:
 
 
 def _by_module(work: Sequence[DeviceWork]) -> list[tuple[str, DeviceWork]]:
-    """Return pairs: the name of a module, and one piece of the module's device work.
-
-    The `MOST_MODULES` modules with the most time keep their names. All other modules get the name `OTHERS`.
-    """
-    found = [(_module(one), one) for one in work]
-    kept = dict(_descending(_sums([(path, one.share) for path, one in found]))[:MOST_MODULES])
-    return [(path if path in kept else OTHERS, one) for path, one in found]
+    """Give each piece of work its module's name, or `OTHERS` beyond the `MOST_MODULES` with the most time."""
+    paths = [(_module(piece), piece) for piece in work]
+    kept = dict(_descending(_sums([(path, piece.share) for path, piece in paths]))[:MOST_MODULES])
+    return [(path if path in kept else OTHERS, piece) for path, piece in paths]
 
 
 def _seconds(times: Iterable[tuple[str, float]]) -> dict[str, float] | None:
@@ -97,11 +99,11 @@ def _seconds(times: Iterable[tuple[str, float]]) -> dict[str, float] | None:
 
 
 def _busy(work: Iterable[tuple[DeviceWork, TraceEvent]]) -> float:
-    return length(union([(one.start, one.end) for one, _ in work]))
+    return length(union([(piece.start, piece.end) for piece, _ in work]))
 
 
 def _steps(calls: Iterable[Call]) -> list[Call]:
-    """Return the steps that the profiler marked, sorted by start. Leave out steps after the last operation."""
+    """Return the marked steps in order, without those after the last operation."""
     calls = [call for call in calls if call.kind in {"operation", "annotation"}]
     steps = [call for call in calls if STEP.match(call.name)]
     starts = [call.start for call in calls if hosts.is_work(call)]
@@ -114,31 +116,34 @@ def _steps(calls: Iterable[Call]) -> list[Call]:
 
 
 def _number(step: Call) -> int | None:
-    found = STEP.match(step.name)
-    return None if found is None else int(found[1])
+    match = STEP.match(step.name)
+    return None if match is None else int(match[1])
 
 
 def _window(steps: Sequence[Call], work: Sequence[DeviceWork], span: Interval) -> tuple[Interval, list[DeviceWork]]:
-    """Return the time span of the profiled steps, and the device work within this span.
+    """Return the span of the profiled steps, and the device work within it, cut at its ends.
 
-    The span begins when the first step has begun and the device has finished all work of earlier steps. The span ends
-    when the last step has ended and the device has finished all work of the profiled steps. If work begins before the
-    span or ends after the span, only the part within the span is kept. Work with an unknown launch counts as work of an
-    earlier step if it began before the first work that the profiled steps launched.
+    It begins when the first step has begun and all work of earlier steps is done, and ends when the last step has ended
+    and all work of the profiled steps is done. Work with an unknown launch is an earlier step's if it began before the
+    first work that the profiled steps launched.
     """
     if steps:
         start, end = steps[0].start, max([step.end for step in steps])
-        linked = any([one.launch is not None for one in work])
-        first = min([one.start for one in work if one.launch is not None and one.launch.start >= start], default=start)
-        earlier = [one for one in work if (one.start < first if one.launch is None else one.launch.start < start)]
-        begin = max([start, *[one.end for one in earlier if one.launch is not None or linked]])
-        kept = [one for one in work if (one.launch or one).start < end and one.end > begin]
-        window = Interval(begin, max([begin, end, *[one.end for one in kept if one.launch is not None]]))
+        linked = any([piece.launch is not None for piece in work])
+        first = min(
+            [piece.start for piece in work if piece.launch is not None and piece.launch.start >= start], default=start
+        )
+        earlier = [
+            piece for piece in work if (piece.start < first if piece.launch is None else piece.launch.start < start)
+        ]
+        begin = max([start, *[piece.end for piece in earlier if piece.launch is not None or linked]])
+        kept = [piece for piece in work if (piece.launch or piece).start < end and piece.end > begin]
+        window = Interval(begin, max([begin, end, *[piece.end for piece in kept if piece.launch is not None]]))
     else:
         window, kept = span, [*work]
-    for one in kept:
-        one.start, one.end = max(one.start, window.start), min(one.end, window.end)
-    return window, [one for one in kept if one.end > one.start]
+    for piece in kept:
+        piece.start, piece.end = max(piece.start, window.start), min(piece.end, window.end)
+    return window, [piece for piece in kept if piece.end > piece.start]
 
 
 def _sums(times: Iterable[tuple[str, float]]) -> dict[str, float]:
@@ -149,5 +154,4 @@ def _sums(times: Iterable[tuple[str, float]]) -> dict[str, float]:
 
 
 def _descending(times: dict[str, float]) -> list[tuple[str, float]]:
-    """Return all names with times above 0, each with its time. The longest time comes first."""
     return sorted([item for item in times.items() if item[1] > 0], key=lambda item: (-item[1], item[0]))

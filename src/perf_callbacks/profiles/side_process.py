@@ -1,8 +1,7 @@
 """Reduce traces of torch.profiler in a side process at low priority.
 
-Each line on stdin is a job: the path of a trace, the path for a gzipped copy, and the number of the last complete step
-in the trace. For each job, the process writes one line to stdout: the `profile` record, or the reason why there is no
-record.
+Each line on stdin is a job: a trace, the path for a gzipped copy, and the last complete step. The answer is a line on
+stdout: the `profile` record, or the reason why there is none.
 """
 
 import importlib
@@ -14,18 +13,15 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-MOST_KEPT_BYTES = 20_000_000
-"""Largest size of a gzipped trace that is kept."""
+MOST_KEPT_BYTES = 20_000_000  # a larger gzipped trace is not kept
 
 MOST_BYTES = 200_000_000
-"""Largest trace that is reduced, in bytes of JSON. Reading a trace of 200 MB takes up to 1 GB of memory, which the
-training may need."""
+"""Bytes of JSON: reading a trace of 200 MB takes up to 1 GB of memory, which the training may need."""
 
 LOWEST_PRIORITY = 19
 
 
 def main() -> None:
-    """Read jobs from stdin and write their answers to stdout, until the training process ends."""
     if hasattr(os, "nice"):
         os.nice(LOWEST_PRIORITY)
     try:  # noqa: SIM105 `contextlib.suppress` is banned, and ours can't be imported here
@@ -43,20 +39,16 @@ def main() -> None:
 
 
 def done(trace: Path, kept: Path, last: int) -> dict[str, str | None]:
-    """Reduce a trace, store a gzipped copy at `kept`, and delete the trace.
-
-    `last` is the number of the last complete step. The mark of the step after `last` is ignored. A gzipped copy that is
-    larger than `MOST_KEPT_BYTES` is deleted.
-    """
+    """`last` is the last complete step; the mark of the step after it is ignored."""
     events = importlib.import_module("perf_callbacks.profiles.trace_events")
     reduction = importlib.import_module("perf_callbacks.profiles.reduction")  # an idle process needs no memory for it
     pack = importlib.import_module("perf_callbacks.kernel.records.codec").pack
     answer: dict[str, str | None] = {"profile": None, "trouble": None, "unkept": None}
     profile = None
     try:
-        found = events.read(trace, MOST_BYTES)
-        found.traceEvents = [one for one in found.traceEvents if one.name != f"ProfilerStep#{last + 1}"]
-        profile = reduction.reduce(found)
+        content = events.read(trace, MOST_BYTES)
+        content.traceEvents = [event for event in content.traceEvents if event.name != f"ProfilerStep#{last + 1}"]
+        profile = reduction.reduce(content)
     except Exception as error:  # noqa: BLE001 a trace may hold anything
         answer["trouble"] = str(error) or type(error).__name__
     try:
@@ -71,10 +63,6 @@ def done(trace: Path, kept: Path, last: int) -> dict[str, str | None]:
 
 
 def _keep(trace: Path, kept: Path) -> int:
-    """Compress a trace, delete the original, and return the compressed size in bytes.
-
-    Also delete a compressed trace that is larger than `MOST_KEPT_BYTES`.
-    """
     try:
         importlib.import_module("perf_callbacks.kernel.records.atomic_file").replace(kept, _compressed(trace))
         size = kept.stat().st_size

@@ -11,8 +11,7 @@ import msgspec
 
 from perf_callbacks.kernel.settings.config import printable
 
-MOST_BYTES = 1_000_000_000
-"""Largest trace that is read, in bytes of JSON. Reading a trace of 1 GB takes up to 5 GB of memory."""
+MOST_BYTES = 1_000_000_000  # bytes of JSON: reading a trace of 1 GB takes up to 5 GB of memory
 
 _CHUNK = 1 << 24
 
@@ -22,7 +21,7 @@ Scalar = int | float | str | bool | None
 
 
 class TraceError(ValueError):
-    """Raised if a trace can't be read. The error message is a sentence for the user."""
+    """A trace can't be read. The message is a sentence for the user."""
 
 
 class Arguments(msgspec.Struct, gc=False):
@@ -42,7 +41,7 @@ NO_ARGUMENTS = Arguments()
 
 
 class TraceEvent(msgspec.Struct, gc=False):
-    """Event of a trace. The times `ts` and `dur` are in microseconds."""
+    """`ts` and `dur` are in microseconds."""
 
     ph: str = ""
     cat: str | None = None
@@ -62,14 +61,14 @@ class TraceDevice(msgspec.Struct, gc=False):
 
 
 class Trace(msgspec.Struct):
-    """Events and device descriptions of a trace. Other parts of the file are ignored."""
+    """Other parts of the file are ignored."""
 
     traceEvents: list[TraceEvent]  # noqa: N815 the name in the file
     deviceProperties: list[TraceDevice] = []  # noqa: N815 as above
 
 
 def read(path: Path, most_bytes: int = MOST_BYTES) -> Trace:
-    """Read a trace file, which may be gzipped. Raise `TraceError` if the file can't be read."""
+    """The file may be gzipped. Raise `TraceError` if it can't be read."""
     shown = printable(str(path))
     try:
         return decode(_bytes(path, most_bytes))
@@ -84,20 +83,20 @@ def read(path: Path, most_bytes: int = MOST_BYTES) -> Trace:
 
 
 def decode(data: bytes | bytearray) -> Trace:
-    """Decode the JSON of a trace, which is an object with the key `traceEvents`, or a list of events."""
+    """Decode an object with the key `traceEvents`, or a list of events."""
     try:
-        found = msgspec.json.decode(data, type=Trace | list[TraceEvent])
+        content = msgspec.json.decode(data, type=Trace | list[TraceEvent])
     except msgspec.ValidationError:
         raise
     except (msgspec.DecodeError, UnicodeDecodeError):
         # Kineto does not escape all names: control characters, bytes that aren't UTF-8, NaN
         lenient = json.loads(data.decode(errors="replace"), strict=False)
-        found = msgspec.convert(lenient, type=Trace | list[TraceEvent])
-    return found if isinstance(found, Trace) else Trace(traceEvents=found)
+        content = msgspec.convert(lenient, type=Trace | list[TraceEvent])
+    return content if isinstance(content, Trace) else Trace(traceEvents=content)
 
 
 def _bytes(path: Path, most: int) -> bytearray:
-    """Return the uncompressed bytes of a file. Raise `TraceError` if there are more than `most` bytes."""
+    """Return the uncompressed bytes, or raise `TraceError`."""
     with path.open("rb") as plain:
         zipped = plain.read(2) == _GZIP
     data = bytearray()
@@ -117,11 +116,11 @@ def _short(error: Exception) -> str:
 
 
 def number(value: object) -> float | None:
-    """Convert a value of a trace to a finite float. Return None if the value is no finite number."""
+    """Return None if the value is no finite number."""
     if isinstance(value, bool) or not isinstance(value, (int, float, str)):
         return None
     try:
-        found = float(value)
+        finite = float(value)
     except (ValueError, OverflowError):
         return None
-    return found if math.isfinite(found) else None
+    return finite if math.isfinite(finite) else None

@@ -1,7 +1,7 @@
 """Confidence intervals for ratios of sums, for the time of quick steps, and for changes between runs.
 
-Slow steps often come in a row, so an interval that assumes independent steps is too narrow. The method of batch means
-cuts the steps into a few long batches. The means of long batches hardly depend on each other.
+Slow steps often come in a row, so an interval that assumes independent steps is too narrow. Batch means cut the steps
+into a few long batches, whose means hardly depend on each other.
 """
 
 import math
@@ -11,26 +11,21 @@ from statistics import NormalDist, pvariance
 from typing import NamedTuple
 
 BATCHES = 16
-"""Largest number of batches. A run of fewer than 32 steps has fewer batches."""
+"""Fewer in a run of fewer than 32 steps."""
 
 FEWEST_BATCHES = 5
-"""Smallest number of batches for an estimate. Each batch has at least two steps."""
+"""For an estimate. Each batch has at least two steps."""
 
 CONFIDENCE = 0.99
-"""Confidence of the intervals. At a smaller confidence, `perf-callbacks compare` would report too many changes by
-chance alone."""
+"""At a smaller confidence, `perf-callbacks compare` would report too many changes by chance alone."""
 
 QUANTILE = 0.05
 """The time of a quick step is this quantile of all step times."""
 
 QUICK_BATCHES = 6
-"""Number of batches for quick steps. The jackknife leaves out one batch at a time.
-
-With more batches, the intervals would be too narrow.
-"""
+"""The jackknife leaves out one batch at a time. More batches would make the intervals too narrow."""
 
 FEWEST_QUICK = 120
-"""Smallest number of steps for an estimate of the time of quick steps."""
 
 
 class Estimate(NamedTuple):
@@ -43,16 +38,16 @@ class Estimate(NamedTuple):
 
 
 class Change(NamedTuple):
-    """Relative change from the first side of a comparison to the second side: 0.1 means 10 % more."""
+    """Relative change between two sides: 0.1 means 10 % more."""
 
     change: float
     low: float
-    """Lower end of the confidence interval. The confidence is `CONFIDENCE` unless the caller passes another value."""
+    """With the confidence `CONFIDENCE`, unless the caller passes another."""
     high: float
 
 
 def ratio(above: Sequence[float], below: Sequence[float]) -> Estimate | None:
-    """Return an estimate of `sum(above) / sum(below)`. None means too few steps, or a sum that is not positive.
+    """Estimate `sum(above) / sum(below)`. None means too few steps, or a sum that is not positive.
 
     >>> ratio([3.0] * 40, [2.0] * 40)
     Estimate(value=1.5, error=0.0, batches=16)
@@ -70,11 +65,10 @@ def ratio(above: Sequence[float], below: Sequence[float]) -> Estimate | None:
 
 
 def quick(times: Sequence[float]) -> Estimate | None:
-    """Return an estimate of the time of a quick step, or None if there are too few steps.
+    """A low quantile of the step times, which other work on the machine hardly affects.
 
-    The estimate is a low quantile of the step times. Other work on the machine makes some steps longer, but hardly
-    affects quick steps. The error comes from the jackknife: it shows how far the quantile moves if one batch is left
-    out. The quantiles of single batches would give a wrong error, because a slow phase of the machine may fill a batch.
+    The error comes from the jackknife: how far the quantile moves if one batch is left out. The quantiles of single
+    batches would give a wrong error, because a slow phase of the machine may fill a batch.
 
     >>> quick([2.0, 9.0] * 60)
     Estimate(value=2.0, error=0.0, batches=6)
@@ -93,21 +87,18 @@ def quick(times: Sequence[float]) -> Estimate | None:
 
 
 def ratio_from_zero(above: Sequence[float], below: Sequence[float]) -> Estimate | None:
-    """Return an estimate of `sum(above) / sum(below)`. The first sum may be 0.
-
-    `error` is the standard error of the ratio itself, not of its logarithm.
+    """As `ratio`, but the first sum may be 0, and `error` is the standard error of the ratio itself.
 
     >>> ratio_from_zero([0.0] * 40, [2.0] * 40)
     Estimate(value=0.0, error=0.0, batches=16)
     """
-    found = ratio(above if any(above) else below, below)
-    if found is None:
+    estimate = ratio(above if any(above) else below, below)
+    if estimate is None:
         return None
-    return found._replace(error=found.value * found.error) if any(above) else found._replace(value=0.0)
+    return estimate._replace(error=estimate.value * estimate.error) if any(above) else estimate._replace(value=0.0)
 
 
 def mean_of_runs(runs: Sequence[Estimate]) -> float | None:
-    """Return the geometric mean of the runs' values, or None if there are no runs. All runs have the same weight."""
     if len(runs) == 1:
         return runs[0].value
     return math.exp(math.fsum([math.log(run.value) for run in runs]) / len(runs)) if runs else None
@@ -116,11 +107,9 @@ def mean_of_runs(runs: Sequence[Estimate]) -> float | None:
 def change_between_runs(
     before: Sequence[Estimate], after: Sequence[Estimate], confidence: float = CONFIDENCE
 ) -> Change:
-    """Return the relative change between two sides, with its confidence interval.
+    """With several runs on a side: Student's t-test on the logarithms of the runs' values, for equally noisy sides.
 
-    With several runs on a side, the interval comes from Student's t-test on the logarithms of the runs' values. The
-    test assumes that both sides are equally noisy. One of the sides may have a single run. With one run on each side,
-    the interval comes from Welch's t-test.
+    With one run on each side: Welch's t-test.
 
     >>> [round(end, 2) for end in change_between_runs(*[[Estimate(one, 0.0, 16) for one in (1.0, 1.02, 0.98)]] * 2)]
     [0.0, -0.07, 0.08]
@@ -133,10 +122,7 @@ def change_between_runs(
 def difference_between_runs(
     before: Sequence[Estimate], after: Sequence[Estimate], confidence: float = CONFIDENCE
 ) -> tuple[float, float, float]:
-    """Return the second side's mean minus the first side's mean, and the confidence interval of this difference.
-
-    With one run on each side, the interval comes from Welch's t-test. With several runs on a side, the interval comes
-    from Student's t-test on the runs' values.
+    """As `change_between_runs`, but the second side's mean minus the first side's.
 
     >>> difference_between_runs([Estimate(2.0, 0.0, 16)], [Estimate(5.0, 0.0, 16)])
     (3.0, 3.0, 3.0)
@@ -149,7 +135,7 @@ def difference_between_runs(
         freedom = variance**2 / sum([each**2 / free for each, free in parts]) if variance else 1.0
     else:
         freedom = len(before) + len(after) - 2
-        squares = math.fsum([(one - mean) ** 2 for side, mean in zip(values, means, strict=True) for one in side])
+        squares = math.fsum([(value - mean) ** 2 for side, mean in zip(values, means, strict=True) for value in side])
         variance = squares / freedom * (1 / len(before) + 1 / len(after))
     width = _quantile(freedom, confidence) * math.sqrt(variance)
     moved = means[1] - means[0]
@@ -157,14 +143,13 @@ def difference_between_runs(
 
 
 _FEW = {0.99: {1: 63.657, 2: 9.925, 3: 5.841}, 0.95: {1: 12.706, 2: 4.303, 3: 3.182}}
-"""Exact quantiles of Student's t, for each confidence and number of degrees of freedom. `_quantile` uses these values
-for 1, 2 and 3 degrees of freedom."""
+"""Exact quantiles of Student's t for 1, 2 and 3 degrees of freedom."""
 
 
 def _quantile(freedom: float, confidence: float = CONFIDENCE) -> float:
-    """Return the two-sided quantile of Student's t, by expansion around the normal quantile.
+    """Two-sided quantile of Student's t, by expansion around the normal quantile.
 
-    With 4 degrees of freedom, the result is 1 % too small. With 10 degrees of freedom, the error is negligible.
+    With 4 degrees of freedom, it is 1 % too small. With 10, the error is negligible.
     """
     few = _FEW[confidence]
     if freedom in few:

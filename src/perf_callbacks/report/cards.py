@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterable, Sequence
 
-from perf_callbacks.flops.known_work.shaped_work import CLOSED_FORM, COPY
+from perf_callbacks.flops.by_shape.shaped_work import CLOSED_FORM, COPY
 from perf_callbacks.flops.unknown_reasons import checked
 from perf_callbacks.kernel.plural import plural
 from perf_callbacks.kernel.records.fit_records import (
@@ -21,39 +21,35 @@ from perf_callbacks.stragglers import text as straggler_text
 
 OURS = "perf_callbacks: "
 WORTH_SAYING = 0.05
-"""The first finding becomes the verdict only if it saves at least this share of the run. `_large` makes exceptions."""
+"""Least share that makes the first finding the verdict. `_large` makes exceptions."""
 
 STALL = "stall"
-"""Cause of the finding about stalls."""
 
 FAILED = "failed"
-"""Cause of the finding that a rule of the advice failed, so that less than everything was looked for."""
+"""Cause of the finding that a rule failed, so that less than everything was looked for."""
 
 THREADS = "threads"
-"""Cause of the finding about threads without a CPU. If this finding comes first, it is the verdict, although its share
-is unknown."""
+"""Cause of the finding about threads without a CPU, a verdict although its share is unknown."""
 
 CLEAR = 0.9
-"""A saving is printed as a range only if the range's lower end is below this share of the upper end."""
+"""A saving is a range only if its lower end is below this share of the upper end."""
 
 ENOUGH_COVERED = 0.98
 """If the counted matrix products use less than this share of the weights, the card shows the uncounted share."""
 
 MOST_NAMES = 3
-"""A card names at most this many operations without a formula."""
 
 WORTH_SAVING = 0.01
 """The lower end of a saving is printed only if it is at least this share of the run's time."""
 
 MOST = 0.99
-"""Largest share of the run that a card promises to save. No estimate is exact enough for a larger share."""
+"""No estimate is exact enough to promise a larger share."""
 
 MOSTLY = 0.8
-"""If forward, backward and optimizer took at least this share of the run's time, the verdict says that there is little
-or nothing to win."""
+"""With this share of the time in forward, backward and optimizer, there is little or nothing to win."""
 
 _PARTS = {"first_step": "first step", "flop_counting": "FLOP counting", "own_work": "own work", "other": "elsewhere"}
-"""Names of parts of the wall time on the card, where they differ from the names in the summary."""
+"""Where they differ from the names in the summary."""
 
 _EXCLUDING = {
     "first_step": "first step",
@@ -62,7 +58,6 @@ _EXCLUDING = {
     "checkpoint": "checkpoints",
     "suspended": "suspensions",
 }
-"""Parts of the wall time that rates exclude, with the name of each part on the card."""
 
 
 def closing(summary: Summary, checklist: Sequence[Checklist] = (), columns: int = COLUMNS) -> str:
@@ -71,7 +66,7 @@ def closing(summary: Summary, checklist: Sequence[Checklist] = (), columns: int 
 
 
 def lines(summary: Summary, checklist: Sequence[Checklist] = ()) -> list[str]:
-    """Return the lines of the table at the end of training. Long lines are not broken yet."""
+    """Long lines are not broken yet."""
     parts = [
         *_verdict(summary),
         _headline(summary),
@@ -94,7 +89,7 @@ def lines(summary: Summary, checklist: Sequence[Checklist] = ()) -> list[str]:
 
 
 def verdict(summary: Summary) -> str:
-    """Return a sentence that says what limits the run and which change helps most. Empty means too little is known."""
+    """What limits the run, and which change helps most. Empty: too little is known."""
     large = _large(summary)
     return _change(large[0]) if large else _nothing_to_win(summary)
 
@@ -102,14 +97,14 @@ def verdict(summary: Summary) -> str:
 def _large(summary: Summary) -> list[Finding]:
     hangs = summary.stalls is not None and summary.stalls.under_way
     least = 0 if hangs else WORTH_SAYING
-    return [found for found in summary.findings[:1] if found.cause == THREADS or _sure(found) >= least]
+    return [finding for finding in summary.findings[:1] if finding.cause == THREADS or _sure(finding) >= least]
 
 
-def _sure(found: Finding) -> float:
-    """Return the least share that a finding saves, or a negative number if the share is unknown."""
-    if found.share is None:
+def _sure(finding: Finding) -> float:
+    """Least share that a finding saves; negative if the share is unknown."""
+    if finding.share is None:
         return -1.0
-    return found.share if found.low is None else found.low
+    return finding.share if finding.low is None else finding.low
 
 
 def _verdict(summary: Summary) -> Iterable[str]:
@@ -127,78 +122,75 @@ def _failed(summary: Summary) -> bool:
     return any([finding.cause == FAILED for finding in summary.findings])
 
 
-def _saves(found: Finding) -> str:
-    if found.measured is not None:
-        return f" ({_measured(*found.measured)})"
-    if found.share is None:
+def _saves(finding: Finding) -> str:
+    if finding.measured is not None:
+        return f" ({_measured(*finding.measured)})"
+    if finding.share is None:
         return ""
-    low = found.low or 0.0
-    least = f"{low:.0%} to" if WORTH_SAVING <= low < CLEAR * found.share else "up to"
-    return f" (saves {least} {found.share:.0%})"
+    low = finding.low or 0.0
+    least = f"{low:.0%} to" if WORTH_SAVING <= low < CLEAR * finding.share else "up to"
+    return f" (saves {least} {finding.share:.0%})"
 
 
 def _measured(low: float, factor: float, high: float) -> str:
-    """Render the speedup that `perf-callbacks try` measured."""
     return f"measured: {factor:.2f}x [{low:.2f}, {high:.2f}]"
 
 
-def live(found: Finding, seconds: float, columns: int = COLUMNS) -> str:
-    """Render a finding about the last `seconds` of a training that is still running.
+def live(finding: Finding, seconds: float, columns: int = COLUMNS) -> str:
+    """Render a finding about the last `seconds`, without a measured run.
 
     >>> print(live(Finding(cause="data", share=0.2, evidence="Waiting for data took 25% of the run: num_workers=0",
     ...     remedy="DataLoader(num_workers=2)"), 60.0))
     perf_callbacks: Waiting for data took 25% of the last 60 s: num_workers=0; try
       DataLoader(num_workers=2). Up to 1.2x faster.
     """
-    sentence = _change(found).replace("of the run", f"of the last {seconds:.0f} s")
+    sentence = _change(finding).replace("of the run", f"of the last {seconds:.0f} s")
     return card([OURS + sentence], columns, indent="")
 
 
-def _change(found: Finding) -> str:
-    if found.cause == STALL:  # no change to the program is known
-        return f"{found.evidence}; see {found.remedy}."
-    said = f"{found.evidence}; try {found.remedy}."
-    if found.measured is not None:
-        return f"{said} M{_measured(*found.measured)[1:]}."
-    return said if found.share is None else f"{said} {promised(found)}."
+def _change(finding: Finding) -> str:
+    if finding.cause == STALL:  # no change to the program is known
+        return f"{finding.evidence}; see {finding.remedy}."
+    sentence = f"{finding.evidence}; try {finding.remedy}."
+    if finding.measured is not None:
+        return f"{sentence} M{_measured(*finding.measured)[1:]}."
+    return sentence if finding.share is None else f"{sentence} {promised(finding)}."
 
 
-def promised(found: Finding) -> str:
+def promised(finding: Finding) -> str:
     """Render the speedup that a finding promises.
 
     >>> promised(Finding(cause="data", share=0.5, low=0.3, evidence="", remedy=""))
     '1.4x to 2.0x faster'
     """
-    share = found.share or 0.0
-    low, high = (f"{1 / (1 - min(end or 0.0, MOST)):.1f}x" for end in (found.low, share))
-    clear = found.low is not None and found.low < CLEAR * share and low not in {"1.0x", high}
+    share = finding.share or 0.0
+    low, high = (f"{1 / (1 - min(end or 0.0, MOST)):.1f}x" for end in (finding.low, share))
+    clear = finding.low is not None and finding.low < CLEAR * share and low not in {"1.0x", high}
     return f"{low} to {high} faster" if clear else f"Up to {high} faster"
 
 
 def _nothing_to_win(summary: Summary) -> str:
-    """Render the verdict on a run without a large finding. Empty means that too little is known."""
     if _failed(summary):
         return "No verdict, because a rule of the advice failed."
     after_startup = sum(summary.wall_seconds.values()) - summary.wall_seconds.get("startup", 0.0)
     stages = [summary.stage_seconds.get(f"{name}_time") for name in ("forward", "backward", "optimizer")]
-    known = [seconds for seconds in stages if seconds is not None]
-    if not summary.long_enough or not after_startup or not known:
+    seconds_by_stage = [seconds for seconds in stages if seconds is not None]
+    if not summary.long_enough or not after_startup or not seconds_by_stage:
         return ""
-    share = sum(known) / summary.included_seconds * summary.wall_seconds["steps"] / after_startup
+    share = sum(seconds_by_stage) / summary.included_seconds * summary.wall_seconds["steps"] / after_startup
     little = "Little" if summary.findings else "Nothing"
     verdict = f"{little} to win here" if share >= MOSTLY else "No single cause stands out"
     return f"{verdict}: forward, backward and optimizer took {share:.0%} of the run."
 
 
 def _too_short(summary: Summary) -> str:
-    """Say what a short run lacks for a verdict. Empty if the run is long enough, or has no measured steps."""
     if summary.long_enough or not summary.included_steps:
         return ""
     return too_short(summary.included_steps, summary.wall_seconds.get("steps", 0.0))
 
 
 def too_short(steps: int, seconds: float) -> str:
-    """Say what a run with so many measured steps, and so many seconds of steps, lacks for a verdict.
+    """What a run with so many measured steps lacks for a verdict.
 
     >>> too_short(4, 7.85)
     'No verdict: it needs 5 measured steps and has 4, and 10 s of steps and has 7.8 s.'
@@ -224,10 +216,7 @@ def _headline(summary: Summary) -> str:
 
 
 def _account(summary: Summary) -> Iterable[str]:
-    """Yield a line with all parts of the wall time except empty parts. If no time was measured, yield no line.
-
-    The account begins with the trainer's first hook, because the time before this hook is unknown.
-    """
+    """The account begins with the trainer's first hook, because the time before it is unknown."""
     wall = sum(summary.wall_seconds.values())
     if wall <= 0:
         return
@@ -261,8 +250,8 @@ def _throughput(summary: Summary) -> Iterable[str]:
         "tokens/s": summary.included_tokens,
         "useful tokens/s": summary.included_useful_tokens,
     }
-    known = {name: amount for name, amount in amounts.items() if amount and seconds}
-    rates = "   ".join(f"{rate(amount / seconds)} {name}" for name, amount in known.items())
+    shown = {name: amount for name, amount in amounts.items() if amount and seconds}
+    rates = "   ".join(f"{rate(amount / seconds)} {name}" for name, amount in shown.items())
     if rates:
         yield f"this process: {rates}"
     if seconds and summary.included_samples is None:
@@ -317,22 +306,22 @@ def _uncounted(flops: FlopsSummary) -> Iterable[str]:
 
 
 def _pauses(summary: Summary) -> str:
-    found = summary.gc
-    if found is None:
+    gc = summary.gc
+    if gc is None:
         return ""
-    total = sum(found.collections)
-    by_generation = "/".join(str(number) for number in found.collections)
-    told = (
+    total = sum(gc.collections)
+    by_generation = "/".join(str(number) for number in gc.collections)
+    sentence = (
         f"{plural(total, 'garbage collection')} (young/middle/full {by_generation}) "
-        f"took {duration(found.seconds)}, the longest {duration(found.longest)}"
+        f"took {duration(gc.seconds)}, the longest {duration(gc.longest)}"
     )
     if summary.stage_seconds.get("gc_time") == 0:
-        told += ", none in a measured step"
-    parts = [told if total else "no garbage collection ran"]
-    if found.scheduled_seconds:
-        parts.append(f"{duration(found.scheduled_seconds)} of it scheduled by the checklist")
-    if found.startup_seconds:
-        parts.append(f"one full collection by the checklist took {duration(found.startup_seconds)}")
+        sentence += ", none in a measured step"
+    parts = [sentence if total else "no garbage collection ran"]
+    if gc.scheduled_seconds:
+        parts.append(f"{duration(gc.scheduled_seconds)} of it scheduled by the checklist")
+    if gc.startup_seconds:
+        parts.append(f"one full collection by the checklist took {duration(gc.startup_seconds)}")
     return "; ".join(parts)
 
 
@@ -343,26 +332,25 @@ def _applied(checklist: Sequence[Checklist]) -> Iterable[str]:
 
 
 def _stalls(summary: Summary) -> str:
-    found = summary.stalls
-    if found is None or not found.count:
+    stalls = summary.stalls
+    if stalls is None or not stalls.count:
         return ""
-    return f"{plural(found.count, 'stall')}, {duration(found.seconds)} without a step"
+    return f"{plural(stalls.count, 'stall')}, {duration(stalls.seconds)} without a step"
 
 
 def _global_batch(summary: Summary) -> str:
-    """Render the global batch: the samples of an optimizer step over all ranks."""
-    found = summary.memory
-    if found is None or found.global_batch is None:
+    memory = summary.memory
+    if memory is None or memory.global_batch is None:
         return ""
     factors = (
-        f"micro-batch {found.micro_batch} x {found.micro_batches} accumulated x {found.data_parallel} data-parallel"
+        f"micro-batch {memory.micro_batch} x {memory.micro_batches} accumulated x {memory.data_parallel} data-parallel"
     )
-    return f"global batch {found.global_batch:,}: {factors}"
+    return f"global batch {memory.global_batch:,}: {factors}"
 
 
 def _memory(summary: Summary) -> Iterable[str]:
-    known = {} if summary.memory is None else summary.memory.parts_gb
-    parts = [f"{name} {size(gb)}" for name, gb in known.items() if gb]
+    parts_gb = {} if summary.memory is None else summary.memory.parts_gb
+    parts = [f"{name} {size(gb)}" for name, gb in parts_gb.items() if gb]
     return [f"memory, each part at its largest: {joined(parts)}"] if parts else ()
 
 

@@ -15,29 +15,24 @@ from perf_callbacks.report.units import duration, percent, size, speed
 from perf_callbacks.report.work_rate import WorkRate
 
 MOST_ATTEMPTS = 24
-"""Largest number of attempts that get a bar. If a run has more attempts, only the most recent attempts get a bar."""
 
 FEWEST = 3
-"""Smallest number of points for which a line is drawn."""
 
 POINTS = 1000
-"""A long line has at least this many points, but fewer than twice as many. Of 5,000 records, every fifth record is
-drawn."""
+"""A long line has at least so many points, and fewer than twice as many."""
 
 SHARES = {"CPU load": "cpu_load", "GPU utilization": "gpu_utilization"}
 SIZES = {"host memory": "resident_gb", "GPU memory": "gpu_memory_gb"}
-"""Maps the name of a line to the field of the `use` records that the line shows."""
+"""Field of the `use` records that a line shows."""
 
 
 def bar(title: str, parts: Sequence[tuple[str, float, str]], whole: float) -> dict[str, Any]:
-    """Return the bar that shows parts of a whole. Each part has a name, a size and a text."""
-    said = ", ".join(f"{name} {value}" for name, _, value in parts)
-    found = [{"name": name, "share": rounded(part / whole), "value": value} for name, part, value in parts]
-    return {"title": title, "parts": found, "text": f"{title}: {said}."}
+    texts = ", ".join(f"{name} {value}" for name, _, value in parts)
+    shown = [{"name": name, "share": rounded(part / whole), "value": value} for name, part, value in parts]
+    return {"title": title, "parts": shown, "text": f"{title}: {texts}."}
 
 
 def wall_parts(summary: Summary | None) -> list[tuple[str, float, str]]:
-    """Return the parts of the wall time: name, seconds and text."""
     parts = {} if summary is None else summary.wall_seconds
     return [
         (clean(name).replace("_", " ").replace("flop", "FLOP"), seconds, duration(seconds))
@@ -47,7 +42,6 @@ def wall_parts(summary: Summary | None) -> list[tuple[str, float, str]]:
 
 
 def account(fit: FitHistory) -> dict[str, Any] | None:
-    """Return a bar of the wall time, or None if no time is known."""
     summary, parts = fit.summary, wall_parts(fit.summary)
     if summary is None or not parts:
         return None
@@ -57,7 +51,7 @@ def account(fit: FitHistory) -> dict[str, Any] | None:
 
 
 def peak(work: WorkRate) -> dict[str, Any] | None:
-    """Return a bar of the peak: MFU, recomputation and the unused rest. None means that MFU is unknown."""
+    """MFU, recomputation and the unused rest; None: MFU is unknown."""
     count, mfu = work.count, work.mfu
     if mfu is None or work.peak is None or count is None or count.model_flops <= 0:
         return None
@@ -70,24 +64,24 @@ def peak(work: WorkRate) -> dict[str, Any] | None:
 
 
 def attempts(fit: FitHistory) -> dict[str, Any] | None:
-    """Return a bar for all attempts, and a bar for each attempt. None: there is one attempt, or no time passed."""
+    """A bar for all attempts, and one for each; None: there is one attempt, or no time passed."""
     if len(fit.first) == 1:
         return None
-    job = job_time.of(fit.first)
+    job = job_time.from_attempts(fit.first)
     numbered = [*enumerate(job.attempts, 1)][-MOST_ATTEMPTS:]
-    longest = max(one.all_seconds for _, one in numbered)
+    longest = max(attempt.all_seconds for _, attempt in numbered)
     if longest <= 0:
         return None
     shown = "" if len(numbered) == len(job.attempts) else f" Below: the last {MOST_ATTEMPTS}."
     title = f"{text.sentence(job)} ETTR {percent(job.ettr)} over {len(job.attempts):,} attempts.{shown}"
     whole = job.all_seconds
     made = []
-    for place, one in numbered:
+    for place, attempt in numbered:
         last = place == len(job.attempts)
-        lost, end = text.rolled_back(one, last=last), text.end(one, last=last)
+        lost, end = text.rolled_back(attempt, last=last), text.end(attempt, last=last)
         lost = f", {lost} rolled back" if lost else ""
-        about = f"from step {one.run.step:,}, {one.steps:,} steps{lost}, {end}"
-        made.append({"name": f"Attempt {place}", "bar": bar(about, _parts(one.seconds), longest)})
+        about = f"from step {attempt.run.step:,}, {attempt.steps:,} steps{lost}, {end}"
+        made.append({"name": f"Attempt {place}", "bar": bar(about, _parts(attempt.seconds), longest)})
     return {"all": bar(title.removesuffix("."), _parts(job.seconds), whole), "attempts": made}
 
 
@@ -95,9 +89,9 @@ def _parts(seconds: Mapping[str, float]) -> list[tuple[str, float, str]]:
     return [(kind, value, text.hours(value)) for kind, value in seconds.items() if value > 0]
 
 
-def memory(found: Memory | None) -> dict[str, Any] | None:
-    """Return a bar of the memory of a step, by part. None means that no part is known."""
-    sizes = {} if found is None else known(found)
+def memory(memory: Memory | None) -> dict[str, Any] | None:
+    """By part of a step; None: no part is known."""
+    sizes = {} if memory is None else known(memory)
     peak = sizes.pop("peak", None)
     if not sizes:
         return None
@@ -106,15 +100,14 @@ def memory(found: Memory | None) -> dict[str, Any] | None:
 
 
 def use(fit: FitHistory) -> list[dict[str, Any]]:
-    """Return charts of the machine's load and memory over the steps, from records of the lowest rank."""
-    uses = sorted([found for attempt in fit.first for found in attempt.of(Use)], key=lambda found: found.step)
+    uses = sorted([use for attempt in fit.first for use in attempt.records(Use)], key=lambda use: use.step)
     shown = uses[:: max(1, len(uses) // POINTS)]
     charts = [_lines("Load", "share", shown, SHARES), _lines("Memory", "GB", shown, SIZES)]
     return [chart for chart in charts if chart is not None]
 
 
 def _lines(title: str, unit: str, uses: list[Use], fields: dict[str, str]) -> dict[str, Any] | None:
-    lines = {name: [getattr(found, field) for found in uses] for name, field in fields.items()}
+    lines = {name: [getattr(use, field) for use in uses] for name, field in fields.items()}
     drawn = {name: values for name, values in lines.items() if any(value is not None for value in values)}
     if not drawn or len(uses) < FEWEST:
         return None
@@ -122,7 +115,7 @@ def _lines(title: str, unit: str, uses: list[Use], fields: dict[str, str]) -> di
     return {
         "title": title,
         "unit": unit,
-        "x": [found.step for found in uses],
+        "x": [use.step for use in uses],
         "names": [*drawn],
         "values": [short(values) for values in drawn.values()],
         "text": f"{title} over the steps: {ends}{' (1 is 100 %)' if unit == 'share' else ' GB'}.",

@@ -21,32 +21,32 @@ QUICK = "quick_step_time"
 
 @dataclass(frozen=True, slots=True)
 class ComparedRun:
-    """The data of one run: columns of its measured steps, and the records that describe the run."""
+    """Columns of a run's measured steps, and the records that describe the run."""
 
     columns: Mapping[str, Sequence[float]]
-    """The values of each step, by column name. NaN means unknown."""
+    """By name. NaN means unknown."""
     run: Run
     summary: Summary | None
     checklist: Mapping[str, str]
     memory: Mapping[str, float]
     load: Load
-    """Load of the machine, as recorded by the rank that waited longest for a CPU."""
+    """As recorded by the rank that waited longest for a CPU."""
 
     @classmethod
-    def of(cls, ranks: Sequence[Attempt]) -> "ComparedRun":
-        """Build the data of a run from its ranks. The records of the first rank describe the run."""
+    def from_ranks(cls, ranks: Sequence[Attempt]) -> "ComparedRun":
+        """The records of the first rank describe the run."""
         first = ranks[0]
         parts = [part for part in (rank.last(Memory) for rank in ranks) if part is not None]
-        uses = [use.resident_gb for rank in ranks for use in rank.of(Use)]
+        uses = [use.resident_gb for rank in ranks for use in rank.records(Use)]
         used = [size for size in uses if size is not None and possible(size)]
         memory = {f"{name}_gb": size for part in parts[:1] for name, size in known(part).items() if possible(size)}
         memory |= {"resident_gb": max(used)} if used else {}
-        loads = [Load.of(None if rank.summary is None else rank.summary.cpu) for rank in ranks]
+        loads = [Load.from_summary(None if rank.summary is None else rank.summary.cpu) for rank in ranks]
         return cls(
             columns=_columns(ranks),
             run=first.run,
             summary=first.last(Summary),
-            checklist={record.item: record.status for record in first.of(Checklist)},
+            checklist={record.item: record.status for record in first.records(Checklist)},
             memory=memory,
             load=max(loads, key=lambda load: -1.0 if load.no_cpu is None else load.no_cpu),
         )
@@ -57,41 +57,34 @@ class ComparedRun:
 
     @property
     def flops(self) -> FlopsSummary | None:
-        """FLOPs and peak from the summary. None means that there is no summary, or that it has no FLOPs."""
+        """None also if the summary has no FLOPs."""
         return None if self.summary is None else self.summary.flops
 
     def per_step(self, name: str) -> float | None:
-        """Return the mean of a column over the steps, or None if the value is unknown in all steps."""
         values = [value for value in self.columns[name] if not isnan(value)]
         return fmean(values) if values else None
 
     def estimate(self, above: str, below: str | None = None) -> Estimate | None:
-        """Estimate a ratio: the sum of one column, divided by the sum of another column.
-
-        A step with an unknown value in one of the two columns is left out. If `below` is None, the sum of the column
-        `above` is divided by the number of steps.
-        """
+        """Without `below`, divide by the number of steps. Steps with an unknown value are left out."""
         others = [1.0] * self.steps if below is None else self.columns[below]
-        rows = [(one, other) for one, other in zip(self.columns[above], others, strict=True) if not isnan(one + other)]
-        return ratio([one for one, _ in rows], [other for _, other in rows])
+        rows = [
+            (value, other) for value, other in zip(self.columns[above], others, strict=True) if not isnan(value + other)
+        ]
+        return ratio([value for value, _ in rows], [other for _, other in rows])
 
 
 def _tflops(run: ComparedRun) -> Estimate | None:
-    found = run.estimate("model_flops", "step_time")
-    return None if found is None else found._replace(value=found.value / TERA)
+    estimate = run.estimate("model_flops", "step_time")
+    return None if estimate is None else estimate._replace(value=estimate.value / TERA)
 
 
 def _of_peak(run: ComparedRun, share: Callable[[FlopsSummary], float | None]) -> Estimate | None:
-    """Estimate MFU or HFU of the compared steps.
-
-    The estimate scales `share`, the MFU or HFU of the summary. If the compared steps had twice the summary's FLOPs per
-    second, the result is twice the summary's MFU or HFU.
-    """
-    flops, found = run.flops, run.estimate("model_flops", "step_time")
+    """Scale the summary's MFU or HFU by the FLOPs per second of the compared steps."""
+    flops, estimate = run.flops, run.estimate("model_flops", "step_time")
     whole = None if flops is None else share(flops)
-    if flops is None or found is None or not whole or not flops.model_flops or not flops.seconds:
+    if flops is None or estimate is None or not whole or not flops.model_flops or not flops.seconds:
         return None
-    return found._replace(value=found.value * whole / (flops.model_flops / flops.seconds))
+    return estimate._replace(value=estimate.value * whole / (flops.model_flops / flops.seconds))
 
 
 ESTIMATORS: Mapping[str, Callable[[ComparedRun], Estimate | None]] = {
@@ -104,25 +97,22 @@ ESTIMATORS: Mapping[str, Callable[[ComparedRun], Estimate | None]] = {
     "hfu": partial(_of_peak, share=lambda flops: flops.hfu),
     **{name: partial(ComparedRun.estimate, above=name) for name in STAGES},
 }
-"""The estimator of each metric, by the metric's name. Rates are per rank."""
+"""Rates are per rank."""
 
 
 def _columns(ranks: Sequence[Attempt]) -> dict[str, list[float]]:
-    """Return the columns of a run's measured steps.
-
-    The time of a step is its time on the slowest rank. All other values are means over the ranks.
-    """
+    """The time of a step is that of the slowest rank. All other values are means over the ranks."""
     common = common_steps(ranks)
-    found = {}
+    columns = {}
     for name in STEP_COLUMNS:
         values = [[rank.columns[name][place] for place in places] for rank, places in zip(ranks, common, strict=True)]
         together = max if name == "step_time" else fmean
-        found[name] = values[0] if len(ranks) == 1 else [*map(together, zip(*values, strict=True))]
-    return found
+        columns[name] = values[0] if len(ranks) == 1 else [*map(together, zip(*values, strict=True))]
+    return columns
 
 
 def common_steps(ranks: Sequence[Attempt]) -> list[list[int]]:
-    """Return, for each rank, the indices of those steps that all ranks measured."""
+    """For each rank, the indices of those steps that all ranks measured."""
     places = [{rank.step[place]: place for place in included(rank, 0, len(rank.step))} for rank in ranks]
     common = [step for step in places[0] if all([step in others for others in places[1:]])]
     return [[where[step] for step in common] for where in places]

@@ -6,113 +6,98 @@ from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import Any
 
-from perf_callbacks.report import likeness, machine_load
+from perf_callbacks.report import comparability, machine_load
 from perf_callbacks.report.batch_means import Change, Estimate, change_between_runs, mean_of_runs
+from perf_callbacks.report.comparability import Values, distinct, listed
 from perf_callbacks.report.compared_run import ESTIMATORS, QUICK, ComparedRun
 from perf_callbacks.report.history import Attempt
-from perf_callbacks.report.likeness import Values, distinct, listed
 from perf_callbacks.report.machine_load import Load
 from perf_callbacks.report.units import speed
 
 WORSE, BETTER, SAME, UNDECIDED = "worse", "better", "same", "undecided"
 
 DECIDING = ("tokens/s", "samples/s", "step_time")
-"""Metrics that can decide whether there is a regression. `_decider` chooses among the metrics that have a verdict."""
+"""In this order, as far as they have a verdict."""
 
 EXPLAINED = 0.5
-"""A comparison withdraws its verdict if the machine's load may explain at least this part of the change."""
+"""A verdict is withdrawn if the machine's load may explain at least this part of the change."""
 
 Ranks = Sequence[Attempt]
-"""The attempts of one run, one attempt per rank."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ComparedMetric:
-    """The values of a metric on side A and on side B. None means unknown."""
+    """Values on side A and on side B."""
 
     name: str
     a: float | None
     b: float | None
     change: Change | None = None
-    """Relative change from A to B. None means that a side has too few steps, or that A and B are not comparable."""
+    """None also if a side has too few steps, or A and B are not comparable."""
     verdict: str | None = None
-    """One of "worse", "better", "same" and "undecided". None means that there is no verdict.
-
-    "undecided" means that the change may be zero, but may also be as large as the threshold.
-    """
+    """"worse", "better", "same", or "undecided": the change may be zero, but may also be as large as the threshold."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Comparison:
-    """The result of comparing side A with side B. A side has one run or several."""
+    """A side has one run or several."""
 
     metrics: tuple[ComparedMetric, ...]
     decided_by: ComparedMetric | None
-    """The metric that decides about a regression. None means that no verdict is possible."""
     unlike: Values
-    """Properties, such as the batch, whose difference makes a verdict impossible. Empty means that the runs are
-    alike."""
+    """Properties, such as the batch, whose difference makes a verdict impossible."""
     busier: str | None
-    """Side (A or B) whose machine was so busy that the load may explain the result. None means neither side."""
+    """Side whose machine was so busy that the load may explain the result."""
     not_compared: Mapping[str, str]
-    """The reason why a metric has no verdict, by the metric's name."""
     differences: Values
-    """Settings and properties of the environment that differ between A and B, by name."""
     steps: tuple[int, int]
-    """Number of compared steps on side A and on side B, over all runs of the side."""
     runs: tuple[int, int]
-    """Number of compared runs on side A and on side B."""
     left_out: tuple[int, int]
-    """Number of runs on side A and on side B that were left out because the machine was busy."""
+    """Runs of each side that were left out because the machine was busy."""
     loads: tuple[Sequence[Load], Sequence[Load]]
-    """Load of the machine during each run of side A and of side B, including runs that were left out."""
+    """Of each run, also those that were left out."""
     fail_over: float
-    """Threshold for the relative change of a time: 0.05 means 5 %. A smaller change is neither worse nor better."""
+    """Threshold for the relative change of a time: 0.05 means 5 %."""
 
     @property
     def regression(self) -> bool:
-        """True if the deciding metric is worse by at least the threshold, and chance doesn't explain the change."""
+        """The deciding metric is worse by at least the threshold, and chance doesn't explain the change."""
         return self.decided_by is not None and self.decided_by.verdict == WORSE
 
     @property
     def several(self) -> bool:
-        """True if a side has several runs."""
         return max(self.runs) > 1
 
 
 def compare(first: Sequence[Ranks], second: Sequence[Ranks], *, fail_over: float) -> Comparison:
-    """Compare the old runs with the new runs.
-
-    Args:
-        first: The old runs, side A.
-        second: The new runs, side B.
-        fail_over: Threshold for the relative change of a time: 0.05 means 5 %. A smaller change is neither worse nor
-            better. The change of a rate, such as tokens/s, is converted to a change of the step time.
+    """Compare the old runs with the new runs. The change of a rate is converted to that of the step time.
 
     Raise `ArithmeticError` or `ValueError` if a figure can't be computed from a journal's values, or isn't finite.
     """
-    every = [[ComparedRun.of(ranks) for ranks in side] for side in (first, second)]
+    every = [[ComparedRun.from_ranks(ranks) for ranks in side] for side in (first, second)]
     loads = ([run.load for run in every[0]], [run.load for run in every[1]])
     chosen = machine_load.undisturbed(loads)
     a, b = [[side[place] for place in places] for side, places in zip(every, chosen, strict=True)]
     metrics = [_metric(name, a, b, fail_over) for name in ESTIMATORS]
-    known = [one.name for one in metrics if one.a is not None and one.b is not None]
-    not_compared = {name: reason for name in known if (reason := _incomparable(name, a, b)) is not None}
-    metrics = [replace(one, change=None, verdict=None) if one.name in not_compared else one for one in metrics]
+    names = [metric.name for metric in metrics if metric.a is not None and metric.b is not None]
+    not_compared = {name: reason for name in names if (reason := _incomparable(name, a, b)) is not None}
+    metrics = [
+        replace(metric, change=None, verdict=None) if metric.name in not_compared else metric for metric in metrics
+    ]
     sizes = [_size(name, a, b, fail_over) for name in distinct(name for run in [*a, *b] for name in run.memory)]
-    metrics += [one for one in sizes if one.verdict != SAME or one.name in {"peak_gb", "resident_gb"}]
-    shown = [one for one in metrics if one.a is not None or one.b is not None]
+    metrics += [metric for metric in sizes if metric.verdict != SAME or metric.name in {"peak_gb", "resident_gb"}]
+    shown = [metric for metric in metrics if metric.a is not None or metric.b is not None]
     _check(shown)
-    by_name = {one.name: one for one in shown if one.verdict is not None}
+    by_name = {metric.name: metric for metric in shown if metric.verdict is not None}
     decided_by = _decider([by_name[name] for name in (*DECIDING, QUICK) if name in by_name])
-    unlike = likeness.unlike(a, b)
+    unlike = comparability.differences(a, b)
     effect = machine_load.effect([run.load for run in a], [run.load for run in b])
     busier = None
     if decided_by is not None and not unlike and _explained(decided_by, effect, fail_over):
         busier = "A" if effect < 0 else "B"
     if unlike or busier:
         decided_by = None
-        shown = [replace(one, verdict=None) if unlike or one.name in ESTIMATORS else one for one in shown]
+        shown = [replace(metric, verdict=None) if unlike or metric.name in ESTIMATORS else metric for metric in shown]
     return Comparison(
         metrics=tuple(shown),
         decided_by=decided_by,
@@ -129,19 +114,17 @@ def compare(first: Sequence[Ranks], second: Sequence[Ranks], *, fail_over: float
 
 
 def _check(metrics: Sequence[ComparedMetric]) -> None:
-    """Raise `ArithmeticError` for a figure that is NaN or infinite."""
-    figures = [figure for one in metrics for figure in (one.a, one.b, *(one.change or ())) if figure is not None]
+    figures = [
+        figure for metric in metrics for figure in (metric.a, metric.b, *(metric.change or ())) if figure is not None
+    ]
     if not all(map(math.isfinite, figures)):
         raise ArithmeticError("not finite")
 
 
 def _decider(known_metrics: Sequence[ComparedMetric]) -> ComparedMetric | None:
-    """Return the metric that decides about a regression.
+    """Usually the first metric. On a busy machine, only quick steps may show a change.
 
-    Usually, the first metric decides. If quick steps became slower and the first metric's verdict is "same" or
-    "undecided", the time of quick steps decides.
-
-    If other programs run on the machine, only the time of quick steps may show a change.
+    So they decide if they became slower and the first metric's verdict is "same" or "undecided".
     """
     if not known_metrics:
         return None
@@ -151,7 +134,6 @@ def _decider(known_metrics: Sequence[ComparedMetric]) -> ComparedMetric | None:
 
 
 def _explained(metric: ComparedMetric, effect: float, threshold: float) -> bool:
-    """Return True if the machine's load may be the cause of the verdict."""
     if metric.change is None or metric.verdict in {None, UNDECIDED}:
         return False
     longer = math.log1p(metric.change.change) * (1 if _is_cost(metric.name) else -1)
@@ -161,15 +143,12 @@ def _explained(metric: ComparedMetric, effect: float, threshold: float) -> bool:
 
 
 def _metric(name: str, a: Sequence[ComparedRun], b: Sequence[ComparedRun], threshold: float) -> ComparedMetric:
-    before, after = [[one for one in map(ESTIMATORS[name], side) if one is not None] for side in (a, b)]
+    before, after = [[estimate for estimate in map(ESTIMATORS[name], side) if estimate is not None] for side in (a, b)]
     return _compared(name, before, after, threshold)
 
 
 def _size(name: str, a: Sequence[ComparedRun], b: Sequence[ComparedRun], threshold: float) -> ComparedMetric:
-    """Compare an amount of memory.
-
-    Each run has a single measurement, so a comparison of one run with one run has no interval.
-    """
+    """A single measurement per run gives no interval for one run against one run."""
     sizes = [[size for run in side if (size := run.memory.get(name)) is not None] for side in (a, b)]
     if not all(sizes) or not all([size for side in sizes for size in side]):
         before, after = [fmean(side) if side else None for side in sizes]
@@ -195,14 +174,12 @@ def _verdict(name: str, changed: Change, threshold: float) -> str:
 
 
 def _is_cost(name: str) -> bool:
-    """Return True if a greater value is worse."""
     return name.endswith(("_time", "_gb"))
 
 
 def _incomparable(name: str, a: Sequence[ComparedRun], b: Sequence[ComparedRun]) -> str | None:
-    """Return the reason why the runs' values of a metric can't be compared, or None if they can be compared."""
     if name.endswith("_time"):
-        others = [what for what in ("samples", "tokens") if likeness.per_step(what, a, b) is not None]
+        others = [what for what in ("samples", "tokens") if comparability.per_step(what, a, b) is not None]
         if others:
             return f"steps have different numbers of {others[0]} in A and in B"
     pairs = [*((a[0], other) for other in b), *((other, b[0]) for other in a[1:])]
@@ -217,9 +194,9 @@ def _other_meaning(name: str, a: ComparedRun, b: ComparedRun) -> str | None:
     if a.summary is None or b.summary is None:
         return f"{'A' if a.summary is None else 'B'} has no summary, which names the source of FLOPs and the peak"
     for field_name, noun in CONVENTIONS.items() if name != "tflops" else [*CONVENTIONS.items()][:2]:
-        one, other = getattr(a.flops, field_name, None), getattr(b.flops, field_name, None)
-        if one != other:
-            return f"{noun}: {_said(one)} in A, {_said(other)} in B"
+        before, after = getattr(a.flops, field_name, None), getattr(b.flops, field_name, None)
+        if before != after:
+            return f"{noun}: {_said(before)} in A, {_said(after)} in B"
     return None
 
 
@@ -230,8 +207,7 @@ CONVENTIONS = {
     "peak_measured": "one peak is measured and one is not",
     "peak_flops_per_second": "the peaks differ",
 }
-"""Fields of `FlopsSummary` that must agree for a comparison of MFU. For a comparison of TFLOPS, only "source" and
-"lower_bound" must agree."""
+"""Fields of `FlopsSummary` that must agree for MFU; for TFLOPS, only "source" and "lower_bound"."""
 
 
 def _said(value: object) -> str:
@@ -239,26 +215,24 @@ def _said(value: object) -> str:
 
 
 def _differences(a: Sequence[ComparedRun], b: Sequence[ComparedRun]) -> Iterable[tuple[str, tuple[Any, Any]]]:
-    """Yield each setting or property of the environment that differs, as its name and the values of both sides."""
     for name in ("model", "parameters", "batch", "device", "devices", "world_size", "door", "timeline", "host"):
         yield from _differ(name, [[getattr(run.run, name) for run in side] for side in (a, b)])
-    for prefix, one, other in (
+    for prefix, before, after in (
         ("", [run.run.versions for run in a], [run.run.versions for run in b]),
         ("", [run.run.config for run in a], [run.run.config for run in b]),
         ("checklist: ", [run.checklist for run in a], [run.checklist for run in b]),
     ):
-        for name in distinct(name for values in [*one, *other] for name in values):
+        for name in distinct(name for values in [*before, *after] for name in values):
             if name != "output_dir":
-                sides = [[values.get(name) for values in side] for side in (one, other)]
+                sides = [[values.get(name) for values in side] for side in (before, after)]
                 yield from _differ(prefix + name, sides)
     for name in ("samples", "tokens"):
-        sizes = likeness.per_step(name, a, b)
+        sizes = comparability.per_step(name, a, b)
         if sizes is not None:
             yield f"{name} per step", sizes
 
 
 def _differ(name: str, sides: Sequence[Sequence[Any]]) -> Iterable[tuple[str, tuple[Any, Any]]]:
-    """Yield the name and each side's distinct values. If both sides have the same values, yield nothing."""
-    one, other = [distinct(side) for side in sides]
-    if len(one) != len(other) or any([value not in other for value in one]):
-        yield name, (listed(one), listed(other))
+    before, after = [distinct(side) for side in sides]
+    if len(before) != len(after) or any([value not in after for value in before]):
+        yield name, (listed(before), listed(after))

@@ -6,9 +6,9 @@ from typing import Any
 from perf_callbacks.flops.peaks.peak_rates import TERA
 from perf_callbacks.report import machine_load
 from perf_callbacks.report.batch_means import Change
+from perf_callbacks.report.comparability import Values
 from perf_callbacks.report.comparison import BETTER, DECIDING, SAME, UNDECIDED, WORSE, ComparedMetric, Comparison
 from perf_callbacks.report.layout import COLUMNS, INDENT, aligned, clean, wrapped
-from perf_callbacks.report.likeness import Values
 from perf_callbacks.report.units import DASH, duration, rate, size, speed
 
 SENTENCES = {
@@ -21,7 +21,7 @@ SENTENCES = {
 UNDECIDED_RUNS = "Undecided, make more runs"
 
 SENTENCE = 200
-"""Largest number of characters of a sentence that contains values from a journal."""
+"""Most characters of a sentence with values from a journal."""
 
 HEADERS = ("metric", "A", "B", "change", "99 % interval", "")
 
@@ -32,7 +32,6 @@ ONE_RUN = (
 
 
 def verdict(comparison: Comparison) -> str:
-    """Return a sentence that says whether side B is slower than side A."""
     metric = comparison.decided_by
     if comparison.unlike:
         return not_alike(comparison.unlike)
@@ -44,21 +43,17 @@ def verdict(comparison: Comparison) -> str:
         if reason is not None:
             return f"Not decided: {clean(reason, SENTENCE)}"
         return "Not decided: one of the runs has fewer than ten measured steps"
-    told = f"{metric.name} changed by {_percent(metric.change.change)} ({_interval(metric.change)})"
-    return f"{_sentence(comparison, metric, metric.change)}: {told}"
+    detail = f"{metric.name} changed by {_percent(metric.change.change)} ({_interval(metric.change)})"
+    return f"{_sentence(comparison, metric, metric.change)}: {detail}"
 
 
 def not_alike(unlike: Values) -> str:
-    """Return a sentence that says why the runs can't be compared."""
     changes = [f"{clean(name)} {clean(a)} -> {clean(b)}" for name, (a, b) in unlike.items()]
     return f"Not decided: the runs are not alike: {', '.join(changes)}"
 
 
 def _sentence(comparison: Comparison, metric: ComparedMetric, change: Change) -> str:
-    """Return the verdict in words.
-
-    With several runs on a side, a change below the threshold is mentioned too, if chance can't explain the change.
-    """
+    """With several runs on a side, a change below the threshold is mentioned if chance can't explain it."""
     if comparison.several and metric.verdict == SAME and not change.low <= 0 <= change.high:
         slower = (change.change > 0) == metric.name.endswith("_time")
         return f"B is {'slower' if slower else 'faster'}, below the threshold of {100 * comparison.fail_over:g} %"
@@ -68,14 +63,12 @@ def _sentence(comparison: Comparison, metric: ComparedMetric, change: Change) ->
 
 
 def _differs(comparison: Comparison) -> bool:
-    """Return True if chance doesn't explain the change of throughput or step time."""
-    changes = {one.name: one.change for one in comparison.metrics if one.change is not None}
-    found = next((changes[name] for name in DECIDING if name in changes), None)
-    return found is not None and not found.low <= 0 <= found.high
+    changes = {metric.name: metric.change for metric in comparison.metrics if metric.change is not None}
+    change = next((changes[name] for name in DECIDING if name in changes), None)
+    return change is not None and not change.low <= 0 <= change.high
 
 
 def text(comparison: Comparison, columns: int = COLUMNS) -> str:
-    """Render a comparison for a terminal."""
     lines = wrapped(f"{verdict(comparison)}.", width=columns)
     if not comparison.several and comparison.decided_by is not None:
         lines += wrapped(ONE_RUN, width=columns)
@@ -86,8 +79,8 @@ def text(comparison: Comparison, columns: int = COLUMNS) -> str:
     for name, reason in comparison.not_compared.items():
         reasons.setdefault(reason, []).append(name)
     for reason, names in reasons.items():
-        told = f"no verdict on {', '.join(names)}: {clean(reason, SENTENCE)}"
-        lines += wrapped(told, width=min(columns, COLUMNS - INDENT))
+        sentence = f"no verdict on {', '.join(names)}: {clean(reason, SENTENCE)}"
+        lines += wrapped(sentence, width=min(columns, COLUMNS - INDENT))
     if comparison.differences:
         lines.append("differences")
         lines += [f"  {clean(name)}: {clean(a)} -> {clean(b)}" for name, (a, b) in comparison.differences.items()]
@@ -98,22 +91,21 @@ def _steps(comparison: Comparison, side: int) -> str:
     name, steps, runs = "AB"[side], comparison.steps[side], comparison.runs[side]
     if not comparison.several:
         return f"{name}: {steps:,} measured steps" if side == 0 else f"{name}: {steps:,}"
-    found = f"{name}: {steps:,} measured steps of {runs} run{'s' if runs > 1 else ''}"
+    sentence = f"{name}: {steps:,} measured steps of {runs} run{'s' if runs > 1 else ''}"
     left_out = comparison.left_out[side]
-    return f"{found} ({left_out} left out, because the machine was busy)" if left_out else found
+    return f"{sentence} ({left_out} left out, because the machine was busy)" if left_out else sentence
 
 
 def _load(comparison: Comparison, columns: int) -> list[str]:
-    """Return lines with the load of the machine on both sides, or no lines if both loads are unknown."""
-    found = [machine_load.said(side) for side in comparison.loads]
-    if not any(found):
+    loads = [machine_load.described(side) for side in comparison.loads]
+    if not any(loads):
         return []
-    lines = [f"{name}: {one or 'unknown'}" for name, one in zip("AB", found, strict=True)]
+    lines = [f"{name}: {load or 'unknown'}" for name, load in zip("AB", loads, strict=True)]
     return ["load of the machine", *[f"  {part}" for line in lines for part in wrapped(line, width=columns - INDENT)]]
 
 
 def markdown(comparison: Comparison) -> str:
-    """Render a comparison for a pull request, as a code block.
+    """Render a code block for a pull request.
 
     The fence has more backticks than any row of backticks in the text, so no value from a journal ends the block.
     """
@@ -123,7 +115,7 @@ def markdown(comparison: Comparison) -> str:
 
 
 def values(comparison: Comparison) -> dict[str, Any]:
-    """Return a comparison as values for JSON. Changes are relative: 0.1 means 10 % more."""
+    """For JSON. Changes are relative: 0.1 means 10 % more."""
     return {
         "verdict": verdict(comparison),
         "regression": comparison.regression,
@@ -134,16 +126,16 @@ def values(comparison: Comparison) -> dict[str, Any]:
         "steps": comparison.steps,
         "unlike": {name: {"a": a, "b": b} for name, (a, b) in comparison.unlike.items()},
         "busier": comparison.busier,
-        "load": {name: [one._asdict() for one in side] for name, side in zip("ab", comparison.loads, strict=True)},
+        "load": {name: [load._asdict() for load in side] for name, side in zip("ab", comparison.loads, strict=True)},
         "metrics": [
             {
-                "metric": one.name,
-                "a": one.a,
-                "b": one.b,
-                **dict(zip(Change._fields, one.change or (None, None, None), strict=True)),
-                "verdict": one.verdict,
+                "metric": metric.name,
+                "a": metric.a,
+                "b": metric.b,
+                **dict(zip(Change._fields, metric.change or (None, None, None), strict=True)),
+                "verdict": metric.verdict,
             }
-            for one in comparison.metrics
+            for metric in comparison.metrics
         ],
         "not_compared": dict(comparison.not_compared),
         "differences": {name: {"a": a, "b": b} for name, (a, b) in comparison.differences.items()},
@@ -151,7 +143,6 @@ def values(comparison: Comparison) -> dict[str, Any]:
 
 
 def row(metric: ComparedMetric) -> tuple[str, ...]:
-    """Render a metric as the cells of a table, with the headings in `HEADERS`."""
     moved = metric.change
     exact = moved is not None and moved.low == moved.high
     return (

@@ -15,10 +15,9 @@ from perf_callbacks.report.units import duration
 from perf_callbacks.stragglers.text import NAMES, rank_names
 
 MOST = 300
-"""Largest number of events per lane. If a lane has more events, the longest events are kept."""
 
 LANES = ("evaluation", "checkpoint", "restart", "FLOP count", "profile", "collection", "straggler", "stall")
-"""Kinds of events. The report draws one lane for each kind of event, in this order."""
+"""Kinds of events, in the order in which the report draws them."""
 
 
 class JournalEvent(NamedTuple):
@@ -32,49 +31,49 @@ class JournalEvent(NamedTuple):
 
 
 def events(fit: FitHistory, within: range | None = None) -> list[JournalEvent]:
-    """Return the longest events of each lane, sorted by step.
-
-    Args:
-        fit: The fit.
-        within: Only events at these steps are returned. None means all steps.
-    """
-    found = [event for event in _all(fit) if within is None or event.step in within]
-    lanes = [nlargest(MOST, [one for one in found if one.lane == lane], key=lambda one: one.seconds) for lane in LANES]
+    chosen = [event for event in _all(fit) if within is None or event.step in within]
+    lanes = [
+        nlargest(MOST, [event for event in chosen if event.lane == lane], key=lambda event: event.seconds)
+        for lane in LANES
+    ]
     return sorted([event for lane in lanes for event in lane], key=lambda event: event.step)
 
 
 def marks(fit: FitHistory, within: range | None = None) -> dict[str, Any] | None:
-    """Return the events as lanes of a chart, or None if there are no events."""
-    found = events(fit, within)
-    numbers = {lane: sum(event.lane == lane for event in found) for lane in LANES}
+    chosen = events(fit, within)
+    numbers = {lane: sum(event.lane == lane for event in chosen) for lane in LANES}
     lanes = [lane for lane, number in numbers.items() if number]
     if not lanes:
         return None
     text = "Events over the steps: " + ", ".join(f"{lane}: {numbers[lane]}" for lane in lanes) + "."
-    return {"lanes": lanes, "marks": [[one.step, lanes.index(one.lane), one.text] for one in found], "text": text}
+    return {
+        "lanes": lanes,
+        "marks": [[event.step, lanes.index(event.lane), event.text] for event in chosen],
+        "text": text,
+    }
 
 
 def _all(fit: FitHistory) -> Iterable[JournalEvent]:
-    """Yield the events of all ranks. Restarts, evaluations, checkpoints and FLOP counts come from the lowest rank."""
+    """Restarts, evaluations, checkpoints and FLOP counts come from the lowest rank."""
     lowest = min(fit.ranks)
     for attempt, repeated in fit.restarts:
         again = f", {repeated:,} steps repeated" if repeated else ""
         text = f"attempt {attempt.run.attempt} from step {attempt.run.step:,}{again}"
         yield JournalEvent(attempt.run.step, "restart", text, lowest, 0.0)
     for attempt in fit.first:
-        for span in attempt.of(Span):
+        for span in attempt.records(Span):
             yield of_span(span, lowest)
         for step, reason in attempt.excluded.items():
             if reason in {"counted", "recounted"}:
                 yield JournalEvent(step, "FLOP count", f"FLOPs {reason}", lowest, 0.0)
     for rank, attempt in fit.attempts:
-        yield from [of_collection(pause, rank) for pause in attempt.of(Gc)]
-        yield from map(of_straggler, attempt.of(Straggler))
-        for one in attempt.of(Profile):
-            if one.first_step is not None:
-                trace = "" if one.trace is None else f", trace {clean(one.trace)}"
-                text = f"profile of {profile_text.title(rank, one)}{trace}"
-                yield JournalEvent(one.first_step, "profile", text, rank, one.span_seconds)
+        yield from [of_collection(pause, rank) for pause in attempt.records(Gc)]
+        yield from map(of_straggler, attempt.records(Straggler))
+        for profile in attempt.records(Profile):
+            if profile.first_step is not None:
+                trace = "" if profile.trace is None else f", trace {clean(profile.trace)}"
+                text = f"profile of {profile_text.title(rank, profile)}{trace}"
+                yield JournalEvent(profile.first_step, "profile", text, rank, profile.span_seconds)
     for stall in distinct_stalls(fit):
         seconds = stalled_seconds(fit, stall)
         text = f"rank {stall.rank} in {stall.stage} for {duration(seconds)}"

@@ -26,19 +26,13 @@ class FigureInputs:
     fit: FitHistory
     drawn: StepSeries
     slow: Sequence[Outlier]
-    """The slow steps of all ranks."""
     usual: Mapping[int, Mapping[str, float]]
-    """Median time of a step and of each stage, by rank."""
     work: WorkRate
 
     def explained(self, headings: Mapping[str, Sequence[str]]) -> dict[str, dict[str, Any]]:
-        """Return the explanations of charts and tables, by the figure's name.
+        """Return the explanations by the figure's name. A chart has no headings.
 
-        If a figure can't be calculated because of impossible values in a journal, the figure's explanation lists no
-        inputs.
-
-        Args:
-            headings: The column headings of each figure, by the figure's name. A chart has no headings.
+        If impossible values in a journal keep a figure from being calculated, its explanation lists no inputs.
         """
         made = {
             "steps": self._steps,
@@ -61,7 +55,7 @@ class FigureInputs:
             "phases": self._count,
             "uncounted": self._count,
         }
-        found = {}
+        explanations = {}
         for name, columns in headings.items():
             try:
                 values = [*made[name]()] if name in made else []
@@ -69,13 +63,13 @@ class FigureInputs:
                 values = []
             equation = self.work.equation if name == "rate" else self._hfu() if name == "peak" else ""
             uncounted = self.work.uncounted if name in {"rate", "peak", "phases"} else ""
-            found[name] = explanation(name, values, equation=equation, uncounted=uncounted, headings=columns)
-        return found
+            explanations[name] = explanation(name, values, equation=equation, uncounted=uncounted, headings=columns)
+        return explanations
 
     @property
     def _ranks(self) -> str:
-        known = sorted(self.fit.ranks)
-        return f"rank {known[0]}" if len(known) == 1 else f"{len(known):,}: {listed(known)}"
+        ranks = sorted(self.fit.ranks)
+        return f"rank {ranks[0]}" if len(ranks) == 1 else f"{len(ranks):,}: {listed(ranks)}"
 
     def _steps(self) -> Iterator[Value]:
         axis = self.drawn.axis
@@ -83,7 +77,7 @@ class FigureInputs:
         yield "ranks", self._ranks
         yield "steps in the mean", f"{self.drawn.steps:,}"
         yield excluded(self.fit, self.drawn)
-        limit = max([SLOW * found.get("step_time", 0.0) for found in self.usual.values()], default=0.0)
+        limit = max([SLOW * medians.get("step_time", 0.0) for medians in self.usual.values()], default=0.0)
         most = ", the slowest" if len(self.slow) == OUTLIERS else ""
         yield "slow steps", f"{len(self.slow):,}{most}, longer than {duration(limit)}: {SLOW:g} x the median"
 
@@ -93,9 +87,9 @@ class FigureInputs:
             yield name.removesuffix("_time"), f"{duration(seconds)}, {percent(seconds / self.drawn.seconds)}"
 
     def _marks(self) -> Iterator[Value]:
-        found = events(self.fit, self.drawn.axis.within)
-        for lane in dict.fromkeys(event.lane for event in found):
-            number = sum(event.lane == lane for event in found)
+        marks = events(self.fit, self.drawn.axis.within)
+        for lane in dict.fromkeys(event.lane for event in marks):
+            number = sum(event.lane == lane for event in marks)
             yield lane, f"{number:,}" + (", the longest" if number == MOST_EVENTS else "")
 
     def _account(self) -> Iterator[Value]:
@@ -107,9 +101,9 @@ class FigureInputs:
         count, mfu = self.work.count, self.work.mfu
         if count is None or mfu is None or count.model_flops <= 0:
             return ""
-        more = count.hardware_flops / count.model_flops
+        ratio = count.hardware_flops / count.model_flops
         low = self.work.at_least
-        return f"HFU {low}{percent(mfu * more)} = MFU {low}{percent(mfu)} x {more:.3g}"
+        return f"HFU {low}{percent(mfu * ratio)} = MFU {low}{percent(mfu)} x {ratio:.3g}"
 
     def _peak(self) -> Iterator[Value]:
         yield from self.work.values()
@@ -128,15 +122,15 @@ class FigureInputs:
             yield profile_text.title(rank, profile), f"{busy}, {profile.kernels:,} kernels or operations"
 
     def _memory(self) -> Iterator[Value]:
-        found: Memory | None = self.fit.first[-1].last(Memory)
-        if found is not None:
-            yield "step", f"{found.step:,}"
-            yield "device", found.device
-            yield "activations and temporary memory", found.source or ""
-            yield "peak", "" if found.peak_gb is None else size(found.peak_gb)
+        memory: Memory | None = self.fit.first[-1].last(Memory)
+        if memory is not None:
+            yield "step", f"{memory.step:,}"
+            yield "device", memory.device
+            yield "activations and temporary memory", memory.source or ""
+            yield "peak", "" if memory.peak_gb is None else size(memory.peak_gb)
 
     def _use(self) -> Iterator[Value]:
-        uses: list[Use] = [use for attempt in self.fit.first for use in attempt.of(Use)]
+        uses: list[Use] = [use for attempt in self.fit.first for use in attempt.records(Use)]
         if uses:
             yield "records", f"{len(uses):,}, from step {uses[0].step:,} to {uses[-1].step:,}"
 
@@ -148,30 +142,30 @@ class FigureInputs:
         after = wall - summary.wall_seconds.get("startup", 0.0)
         yield "wall time after startup", duration(after)
         yield "measured steps", f"{summary.included_steps:,} of {summary.steps:,}"
-        for one in summary.findings:
-            if one.share is not None:
-                low = "" if one.low is None else f", at least {percent(one.low)}"
-                saved = duration(one.share * after) if one.cause != "startup" else "part of all wall time"
-                yield clean(one.cause), f"{percent(one.share)}: {saved}{low}"
+        for finding in summary.findings:
+            if finding.share is not None:
+                low = "" if finding.low is None else f", at least {percent(finding.low)}"
+                saved = duration(finding.share * after) if finding.cause != "startup" else "part of all wall time"
+                yield clean(finding.cause), f"{percent(finding.share)}: {saved}{low}"
 
     def _stragglers(self) -> Iterator[Value]:
         summary = self.fit.summary
         if summary is not None and summary.stragglers is not None:
-            found = summary.stragglers
-            yield "compared steps", f"{found.steps:,}, {duration(found.seconds)}"
-            for cause, seconds in found.seconds_by_cause.items():
+            stragglers = summary.stragglers
+            yield "compared steps", f"{stragglers.steps:,}, {duration(stragglers.seconds)}"
+            for cause, seconds in stragglers.seconds_by_cause.items():
                 yield clean(cause), duration(seconds)
 
     def _stalls(self) -> Iterator[Value]:
-        number = sum(len(attempt.of(Stall)) for _, attempt in self.fit.attempts)
+        number = sum(len(attempt.records(Stall)) for _, attempt in self.fit.attempts)
         yield "records", f"{number:,} of {len(self.fit.ranks):,} ranks"
         yield "stall_after", clean(self.fit.run.config.get("stall_after"))
 
     def _worst(self) -> Iterator[Value]:
         yield "slow steps", f"{len(self.slow):,}, longer than {SLOW:g} x the median of their rank"
-        for rank, found in [*sorted(self.usual.items())][:8]:
-            if "step_time" in found:
-                yield f"median of rank {rank}", duration(found["step_time"])
+        for rank, medians in [*sorted(self.usual.items())][:8]:
+            if "step_time" in medians:
+                yield f"median of rank {rank}", duration(medians["step_time"])
 
     def _medians(self) -> Iterator[Value]:
         yield "ranks", self._ranks

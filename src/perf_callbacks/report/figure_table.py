@@ -9,11 +9,11 @@ from perf_callbacks.report.page_figure import PageFigure
 from perf_callbacks.report.profile_figures import PROFILE_FIGURES
 
 
-def _metric(name: str, title: str, source: str, more: str = "") -> PageFigure:
+def _metric(name: str, title: str, source: str, addition: str = "") -> PageFigure:
     metric = BY_NAME[name]
     left_out = BY_NAME["tflops"].left_out if name == "mfu" else metric.left_out
     meaning = metric.meaning.replace("](#", "](metrics.md#")
-    return PageFigure(name=name, title=title, meaning=f"{meaning}{more}", source=source, left_out=left_out)
+    return PageFigure(name=name, title=title, meaning=f"{meaning}{addition}", source=source, left_out=left_out)
 
 
 _ALL_RANKS = "; on the page over the steps of all ranks"

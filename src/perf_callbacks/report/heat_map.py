@@ -1,8 +1,4 @@
-"""The report's heat map.
-
-Rows are ranks, and columns are steps. For each stage, a cell shows how much longer the rank takes than the median of
-all ranks.
-"""
+"""The report's heat map. A cell shows how much longer a rank takes than the median of all ranks, by stage and step."""
 
 from heapq import nlargest
 from math import isnan
@@ -14,18 +10,15 @@ from perf_callbacks.report.series import OWN, STAGES, Axis, included, kept, shor
 from perf_callbacks.report.units import duration
 
 CELLS = 120
-"""Largest number of columns of the heat map."""
 
 CELL_STEPS = 100
-"""The median of a cell is computed from a sample of the cell's steps. The sample has at least this many steps, or all
-steps if there are fewer."""
+"""Least steps in the sample from which the median of a cell is computed."""
 
 RANKS = 64
-"""Largest number of rows of the heat map."""
 
 
 def heat_map(fit: FitHistory, within: range | None = None) -> dict[str, Any] | None:
-    """Return the heat map of a fit. None means that the fit has a single rank, or no steps."""
+    """None: a single rank, or no steps."""
     axis = Axis([fit], CELLS, within)
     excess = _excess(fit, axis, within) if len(fit.ranks) > 1 else {}
     own = [name for name in OWN if name in excess] or [*excess]
@@ -53,7 +46,7 @@ def heat_map(fit: FitHistory, within: range | None = None) -> dict[str, Any] | N
 
 
 def _excess(fit: FitHistory, axis: Axis, within: range | None) -> dict[str, dict[int, list[float | None]]]:
-    """Return how many seconds each rank is slower than the median of all ranks, by stage and bucket of steps."""
+    """Seconds beyond the median of all ranks, by stage and bucket of steps."""
     names = ("step_time", *STAGES)
     usual: dict[str, dict[int, list[float | None]]]
     usual = {name: {rank: [None] * axis.count for rank in fit.ranks} for name in names}
@@ -67,7 +60,7 @@ def _excess(fit: FitHistory, axis: Axis, within: range | None) -> dict[str, dict
                     usual[name][rank][bucket] = median([column[place] for place in places])
     excess = {}
     for name, times in usual.items():
-        columns = [[one for one in column if one is not None] for column in zip(*times.values(), strict=True)]
+        columns = [[value for value in column if value is not None] for column in zip(*times.values(), strict=True)]
         middle = [median(column) if column else None for column in columns]
         if any(value is not None for value in middle):
             excess[name] = {

@@ -7,25 +7,19 @@ from textwrap import wrap
 from perf_callbacks.report.units import DASH
 
 COLUMNS = 80
-"""Width of a card in characters, unless the terminal is narrower."""
 
 INDENT = 2
-"""Number of spaces before each line of a card except the first line."""
 
 LONGEST = 60
-"""Largest number of characters shown of a value from a journal."""
 
 _JOINED = "\N{NO-BREAK SPACE}"
 
 _UNIT = re.compile(r"(?<=≥) |(?<=\d) (?=%|(?:us|ms|s|B|kB|MB|GB|[TGMk]?FLOPS|x|samples/s|tokens/s)\b)")
-"""Pattern of the space between a number and its unit. No line is broken at this space."""
+"""Between a number and its unit, where no line is broken."""
 
 
 def card(parts: Sequence[str], columns: int, *, indent: str = "  ") -> str:
-    """Break parts of a text into the lines of a card.
-
-    If the first part needs several lines, its second line and all later lines begin with `indent`.
-    """
+    """Later lines of the first part begin with `indent`."""
     width = columns - INDENT
     first, *others = parts
     lines = [
@@ -36,9 +30,9 @@ def card(parts: Sequence[str], columns: int, *, indent: str = "  ") -> str:
 
 
 def wrapped(text: str, *, indent: str = "  ", width: int = COLUMNS - INDENT) -> list[str]:
-    """Break a text into lines of at most `width` characters. A word longer than a line, such as a path, stays whole.
+    """A word longer than a line, such as a path, stays whole.
 
-    In a text from the function `joined`, a part is broken only if the part is longer than a line.
+    In a text of `joined`, a part is broken only if it is longer than a line.
     """
     if len(text) <= width:
         return [text.replace(_JOINED, " ")]
@@ -49,12 +43,12 @@ def wrapped(text: str, *, indent: str = "  ", width: int = COLUMNS - INDENT) -> 
 
 
 def joined(parts: Iterable[str]) -> str:
-    """Join parts with commas, so that `wrapped` breaks lines only between parts."""
+    """With commas, so that `wrapped` breaks lines only between parts."""
     return ", ".join(part.replace(" ", _JOINED) for part in parts)
 
 
 def aligned(rows: Iterable[Sequence[str]], right: Collection[int] = ()) -> list[str]:
-    """Align the cells of a table. `right` holds the indices of the columns that are aligned to the right.
+    """`right` holds the indices of the columns that are aligned to the right.
 
     >>> aligned([("rank", "CPUs"), ("0", "0-7"), ("10", "")], right={0})
     ['rank  CPUs', '   0  0-7', '  10']
@@ -68,7 +62,7 @@ def aligned(rows: Iterable[Sequence[str]], right: Collection[int] = ()) -> list[
 
 
 def clean(value: object, longest: int = LONGEST) -> str:
-    """Render a value from a journal without control characters, cut to `longest` characters.
+    """Render a value from a journal without control characters.
 
     >>> clean(None), clean("a" + chr(27) + "b"), clean(32.0)
     ('—', 'a?b', '32')
@@ -79,7 +73,7 @@ def clean(value: object, longest: int = LONGEST) -> str:
 
 
 def ends(path: str, longest: int) -> str:
-    """Shorten a path to `longest` characters. The beginning is cut, because the end says more.
+    """Cut the beginning of a path, because the end says more.
 
     >>> ends("model.layers.*.mlp.up_proj", 12), ends("model", 1)
     ('…mlp.up_proj', '…')
@@ -88,17 +82,17 @@ def ends(path: str, longest: int) -> str:
 
 
 def few(names: Sequence[str], most: int) -> str:
-    """Return a text that lists at most the first `most` names.
+    """List at most the first `most` names.
 
     >>> few(["a", "b"], 2), few(["a", "b", "c"], 2)
     ('a, b', 'a, b and 1 more')
     """
-    more = f" and {len(names) - most:,} more" if len(names) > most else ""
-    return ", ".join(names[:most]) + more
+    rest = f" and {len(names) - most:,} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + rest
 
 
 def listed(ranks: Sequence[int]) -> str:
-    """Return a text that lists at most the first ten ranks.
+    """List at most the first ten ranks.
 
     >>> listed([1, 3]), listed(range(11))
     ('1, 3', '0, 1, 2, 3, 4, 5, 6, 7, 8, 9, …')

@@ -1,4 +1,4 @@
-"""Load of the machine during runs: which runs other programs disturbed, and how much longer the load may make steps."""
+"""Load of the machine during runs: which runs other programs disturbed, and how much longer it may make steps."""
 
 import math
 from collections.abc import Sequence
@@ -10,42 +10,42 @@ from perf_callbacks.report.history import finite
 from perf_callbacks.report.units import percent
 
 NO_CPU = 0.05
-"""A run is disturbed if its training thread waited for a CPU for at least this share of the run."""
+"""Share of a disturbed run in which its training thread waited for a CPU."""
 
 OTHERS = 0.25
-"""A run is disturbed if other programs used at least this share of the CPUs."""
+"""Share of the CPUs that other programs used in a disturbed run."""
 
 IDLE = 0.1
-"""If at least this share of the CPUs is idle, other programs take no CPU from the run."""
+"""With this share of the CPUs idle, other programs take no CPU from the run."""
 
 SHARED = 0.2
-"""If other programs use all CPUs, steps are longer by up to this share, because caches, memory and clock are shared.
-For example, a small training on two busy cores needed up to 20 % more CPU time per step."""
+"""If other programs use all CPUs, steps are longer by up to this share: caches, memory and clock are shared.
+
+For example, a small training on two busy cores needed up to 20 % more CPU time per step.
+"""
 
 MOST_SHARE = 0.99
-"""Largest share of time without a CPU that `Load.effect` assumes. A share of 1 would make the effect infinite."""
+"""A share of 1 would make `Load.effect` infinite."""
 
 MOST_CPUS = 1_000_000
-"""A machine with more CPUs than this counts as unknown, because its journal is damaged."""
+"""A machine with more CPUs counts as unknown, because its journal is damaged."""
 
 FEWEST_QUIET = 4
-"""A comparison leaves out disturbed runs only if both sides together have at least this many undisturbed runs."""
+"""Undisturbed runs of both sides without which a comparison leaves out no disturbed run."""
 
 
 class Load(NamedTuple):
-    """Load of the machine during a run. Shares are from 0 to 1. None means unknown."""
+    """Shares from 0 to 1, during a run."""
 
     no_cpu: float | None = None
-    """Share of the run in which the training thread waited for a CPU."""
     others: float | None = None
-    """Share of the CPUs that other programs used."""
     idle: float | None = None
     cpus: int | None = None
     load_average: float | None = None
 
     @classmethod
-    def of(cls, part: CpuSummary | None) -> "Load":
-        """Read the CPU part of a summary. Values that no machine can have count as unknown."""
+    def from_summary(cls, part: CpuSummary | None) -> "Load":
+        """Values that no machine can have count as unknown."""
         if part is None:
             return cls()
         cpus = part.cpus if part.cpus is not None and 0 < part.cpus <= MOST_CPUS else None
@@ -59,15 +59,14 @@ class Load(NamedTuple):
 
     @property
     def disturbed(self) -> bool:
-        """True if the training thread lacked a CPU, or if other programs used many CPUs."""
         return (self.no_cpu or 0.0) >= NO_CPU or (self.others or 0.0) >= OTHERS
 
     @property
     def effect(self) -> float:
         """Natural logarithm of the largest factor by which the load may make steps longer.
 
-        If few CPUs are idle, the training thread may wait for other threads of the program that lack a CPU. If few CPUs
-        are idle and other programs use 40 % of all CPUs, the assumed wait is at least 40 % of the time.
+        If few CPUs are idle, the training thread may wait for other threads of the program that lack a CPU. If other
+        programs then use 40 % of all CPUs, the assumed wait is at least 40 % of the time.
         """
         taken = self.no_cpu or 0.0
         others = self.others or 0.0
@@ -77,38 +76,32 @@ class Load(NamedTuple):
 
 
 def undisturbed(sides: Sequence[Sequence[Load]]) -> list[list[int]]:
-    """Return, for each side, the indices of its undisturbed runs.
-
-    If there are too few undisturbed runs, return the indices of all runs.
-    """
+    """Indices of each side's undisturbed runs; of all runs, if these are too few."""
     quiet = [[place for place, load in enumerate(side) if not load.disturbed] for side in sides]
     enough = all(quiet) and sum(map(len, quiet)) >= min(FEWEST_QUIET, sum(map(len, sides)))
     return quiet if enough else [[*range(len(side))] for side in sides]
 
 
 def effect(first: Sequence[Load], second: Sequence[Load]) -> float:
-    """Return by how much the machine's load may make the second side slower than the first side.
-
-    The result is the natural logarithm of a factor. The result is negative if the machine was busier during the first
-    side's runs.
-    """
+    """As a logarithm. Negative: the load was higher on the first side."""
     return fmean([load.effect for load in second]) - fmean([load.effect for load in first])
 
 
-def said(loads: Sequence[Load]) -> str | None:
-    """Describe the lowest and highest load during the runs of a side. None means that the load is unknown."""
+def described(loads: Sequence[Load]) -> str | None:
     parts = []
     waited = [load.no_cpu for load in loads if load.no_cpu is not None]
     if waited:
-        parts.append(f"no CPU for {_range([percent(one) for one in (min(waited), max(waited))])} of the time")
+        parts.append(f"no CPU for {_range([percent(share) for share in (min(waited), max(waited))])} of the time")
     used = [load.others * load.cpus for load in loads if load.others is not None and load.cpus is not None]
     if used:
         cpus = {load.cpus for load in loads if load.cpus is not None}
-        known = f" of {min(cpus)}" if len(cpus) == 1 else ""
-        parts.append(f"other programs used {_range([f'{one:.1f}' for one in (min(used), max(used))])}{known} CPUs")
+        total = f" of {min(cpus)}" if len(cpus) == 1 else ""
+        parts.append(
+            f"other programs used {_range([f'{number:.1f}' for number in (min(used), max(used))])}{total} CPUs"
+        )
     averages = [load.load_average for load in loads if load.load_average is not None]
     if averages:
-        parts.append(f"load average {_range([f'{one:.1f}' for one in (min(averages), max(averages))])}")
+        parts.append(f"load average {_range([f'{average:.1f}' for average in (min(averages), max(averages))])}")
     return ", ".join(parts) or None
 
 
@@ -117,6 +110,5 @@ def _range(ends: Sequence[str]) -> str:
 
 
 def _share(value: float | None, whole: int | None) -> float | None:
-    """Return a value as a share of a whole, at most 1. None means unknown or impossible."""
-    known = finite(value)
-    return None if known is None or whole is None else min(1.0, known / whole)
+    part = finite(value)
+    return None if part is None or whole is None else min(1.0, part / whole)

@@ -13,7 +13,6 @@ from perf_callbacks.report.layout import COLUMNS, card, clean
 from perf_callbacks.report.units import DASH, size
 
 WIDTH = 12
-"""Width of the column with the names of the memory's parts."""
 
 SOURCES = {
     "operations": "activations and temporary memory: the tensors that the counted step made",
@@ -23,7 +22,7 @@ SOURCES = {
 
 
 def facts(fit: Attempt, limit_gb: float | None = None, batch: int | None = None) -> dict[str, object]:
-    """Return the memory figures of a fit as values for JSON. For `limit_gb` and `batch`, see `fitting`."""
+    """For JSON. For `limit_gb` and `batch`, see `fitting`."""
     parts: Memory | None = fit.last(Memory)
     failed: OutOfMemory | None = fit.last(OutOfMemory)
     points, anonymous = _points(fit, "resident_gb"), _points(fit, "anonymous_gb")
@@ -45,13 +44,7 @@ def facts(fit: Attempt, limit_gb: float | None = None, batch: int | None = None)
 def fitting(fit: Attempt, limit_gb: float | None = None, batch: int | None = None) -> dict[str, int | None]:
     """Return the largest micro-batch that fits, and how many layers must be checkpointed so that `batch` fits.
 
-    None means unknown.
-
-    Args:
-        fit: The fit, with a measured step.
-        limit_gb: Memory that the process may take on the device. None means that only the device's free memory is a
-            limit.
-        batch: Micro-batch that the user wants. None means twice the measured micro-batch.
+    `batch` is twice the measured micro-batch by default. Without `limit_gb`, only the device's free memory is a limit.
     """
     parts: Memory | None = fit.last(Memory)
     counted: Flops | None = fit.last(Flops)
@@ -69,7 +62,7 @@ def fitting(fit: Attempt, limit_gb: float | None = None, batch: int | None = Non
 
 
 def render(fit: Attempt, columns: int = COLUMNS, limit_gb: float | None = None, batch: int | None = None) -> str:
-    """Render the memory of a rank's fit. For `limit_gb` and `batch`, see `fitting`."""
+    """For `limit_gb` and `batch`, see `fitting`."""
     parts: Memory | None = fit.last(Memory)
     rank = f"rank {fit.run.rank}"
     if parts is None:
@@ -93,31 +86,31 @@ def table(sizes: Mapping[str, float], names: Sequence[str] = PARTS) -> Iterable[
         yield f"{name:<{WIDTH}}{size(sizes[name]) if name in sizes else DASH:>10}{share}".rstrip()
 
 
-def _fitting(found: Mapping[str, int | None]) -> Iterable[str]:
-    fits, number = found["fitting_micro_batch"], found["layers_to_checkpoint"]
+def _fitting(figures: Mapping[str, int | None]) -> Iterable[str]:
+    fits, number = figures["fitting_micro_batch"], figures["layers_to_checkpoint"]
     if fits == 0:
-        yield f"no micro-batch would fit for sure (measured with {found['micro_batch']})"
+        yield f"no micro-batch would fit for sure (measured with {figures['micro_batch']})"
     elif fits is not None:
-        yield f"micro-batch {fits} would fit (measured with {found['micro_batch']})"
-        if number and found["wanted_micro_batch"]:
-            wanted = found["wanted_micro_batch"]
-            yield f"for micro-batch {wanted}, checkpointing {number} of {found['layers']} layers is enough"
+        yield f"micro-batch {fits} would fit (measured with {figures['micro_batch']})"
+        if number and figures["wanted_micro_batch"]:
+            wanted = figures["wanted_micro_batch"]
+            yield f"for micro-batch {wanted}, checkpointing {number} of {figures['layers']} layers is enough"
 
 
 def _host(points: Sequence[MemoryReading], anonymous: Sequence[MemoryReading]) -> Iterable[str]:
     if not points:
         return
-    growth, own, found = slope(points), slope(anonymous), leak(anonymous)
+    growth, own, growing = slope(points), slope(anonymous), leak(anonymous)
     pace = "" if growth is None else f", slope {growth:+.3f} GB per hour"
     yield f"host memory: from {size(points[0].gb)} to {size(points[-1].gb)}{pace}"
     if growth is None:
         yield "too few `use` records for a slope: at least 3 minutes are needed"
     elif own is None:
         yield "leaks unknown: the journal doesn't separate anonymous memory from pages of files"
-    elif found is None:
+    elif growing is None:
         yield f"without pages of files {own:+.3f} GB per hour: no leak"
     else:
-        step = "" if found.gb_per_step is None else f", {size(found.gb_per_step)} per step"
+        step = "" if growing.gb_per_step is None else f", {size(growing.gb_per_step)} per step"
         yield f"without pages of files {own:+.3f} GB per hour{step}: a leak, it doesn't level off"
 
 
@@ -126,7 +119,6 @@ def _sizes(parts: Memory) -> dict[str, float]:
 
 
 def _points(fit: Attempt, field: str) -> list[MemoryReading]:
-    """Return the known values of a field of the `use` records."""
     uses = [(entry.t, entry.record) for entry in fit.entries if isinstance(entry.record, Use)]
     points = [MemoryReading(t, use.step, getattr(use, field)) for t, use in uses if getattr(use, field) is not None]
     return [point for point in points if possible(point.gb)]

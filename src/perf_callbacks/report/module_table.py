@@ -12,16 +12,13 @@ from perf_callbacks.report.tables import CODE, GIGA, NUMBER, Table
 from perf_callbacks.report.units import DASH, percent, size
 
 MOST_ROWS = 10
-"""Largest number of rows of the table in the report."""
 
 LONGEST_PATH = 200
-"""Largest number of characters that the report shows of a module path."""
 
 HEADINGS = ("module", "modules", "FLOPs", "share", "parameters", "activations")
 
 
 def facts(fits: Sequence[Attempt]) -> list[dict[str, object]]:
-    """Return the FLOPs by module of each rank, as values for JSON."""
     return [
         {
             "rank": fit.run.rank,
@@ -37,7 +34,7 @@ def facts(fits: Sequence[Attempt]) -> list[dict[str, object]]:
 
 
 def render(fits: Sequence[Attempt], columns: int = COLUMNS) -> str:
-    """Render the FLOPs by module as text. Ranks with equal FLOPs share a table."""
+    """Ranks with equal FLOPs share a table."""
     alike: dict[tuple[ModuleWork, ...], tuple[list[int], Flops | None]] = {}
     for fit in fits:
         count = last_count(fit)
@@ -47,23 +44,20 @@ def render(fits: Sequence[Attempt], columns: int = COLUMNS) -> str:
 
 
 def table(fit: Attempt) -> Table | None:
-    """Return a table of the modules with the most FLOPs. None means that no step was counted by module."""
+    """None: no step was counted by module."""
     count = last_count(fit)
     if count is None:
         return None
     rows = [*_rows(count, LONGEST_PATH)]
     kinds = (CODE, *[NUMBER] * (len(HEADINGS) - 1))
-    more = f" The ten heaviest of {len(rows)} rows." if len(rows) > MOST_ROWS else ""
-    note = f"From step {count.step:,}. Share: of all executed FLOPs.{more}"
+    rest = f" The ten heaviest of {len(rows)} rows." if len(rows) > MOST_ROWS else ""
+    note = f"From step {count.step:,}. Share: of all executed FLOPs.{rest}"
     return Table("FLOPs by module", [*zip(HEADINGS, kinds, strict=True)], rows[:MOST_ROWS], note)
 
 
 def last_count(fit: Attempt) -> Flops | None:
-    """Return the most recent FLOP count that lists modules.
-
-    If a whole step was counted, counts of a part of a step are ignored.
-    """
-    counts = [count for count in fit.of(Flops) if count.modules]
+    """The latest count with modules, rather of a whole step than of a part."""
+    counts = [count for count in fit.records(Flops) if count.modules]
     whole = [count for count in counts if count.whole_step]
     return next(iter((whole or counts)[-1:]), None)
 

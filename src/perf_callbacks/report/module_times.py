@@ -14,27 +14,24 @@ from perf_callbacks.report.history import Attempt
 from perf_callbacks.report.units import DASH, duration, percent
 
 MOST_CLASSES = 10
-"""Largest number of rows for a trace that names modules by class and number, such as "Block_3"."""
+"""Most rows for a trace that names modules by class and number, such as "Block_3"."""
 
 _NUMBER = re.compile(r"_\d+(?=/|$)")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModuleTime:
-    """Busy time of a module in the profiled steps. Submodules that have their own row are not included."""
+    """Busy time without submodules that have their own row."""
 
     name: str
     seconds: float
     backward_seconds: float
-    """Part of `seconds` that the backward took. The recomputation of activations counts as backward."""
+    """Part of `seconds`, with the recomputation of activations."""
     mfu: float | None = None
-    """Model FLOPs divided by `seconds` and by the device's peak. None means that MFU is unknown, or that the module has
-    no matrix products."""
+    """None also if the module has no matrix products."""
     at_least: bool = False
-    """True if `mfu` is a lower bound."""
 
     def cells(self, busy_seconds: float) -> tuple[str, ...]:
-        """Return the cells of a table row: name, forward, backward, share of the busy time, MFU."""
         share = self.seconds / busy_seconds if busy_seconds > 0 else None
         mfu = f"{'≥ ' if self.at_least and self.mfu is not None else ''}{percent(self.mfu)}"
         backward = None if self.name == OPTIMIZER else self.backward_seconds
@@ -46,33 +43,24 @@ HEADINGS = ("module", "forward", "backward", "share", "MFU")
 
 
 def of_trace(profile: Profile) -> list[ModuleTime]:
-    """Return the times of a trace's modules, the longest time first.
-
-    If there are more than `MOST_CLASSES` modules, modules of the same class share a row.
-    """
+    """The longest first. Of more than `MOST_CLASSES` modules, those of a class share a row."""
     times, backward = profile.module_seconds or {}, profile.module_backward_seconds or {}
     if len(times) <= MOST_CLASSES:
         return [*_rows(times, backward)]
-    found: dict[str, tuple[float, float]] = {}
+    by_class: dict[str, tuple[float, float]] = {}
     for path, seconds in times.items():
         name = _NUMBER.sub("_*", path)
-        one = found.get(name, (0.0, 0.0))
-        found[name] = one[0] + seconds, one[1] + backward.get(path, 0.0)
-    heaviest = sorted(found.items(), key=lambda item: -item[1][0])
+        pair = by_class.get(name, (0.0, 0.0))
+        by_class[name] = pair[0] + seconds, pair[1] + backward.get(path, 0.0)
+    heaviest = sorted(by_class.items(), key=lambda item: -item[1][0])
     kept, rest = heaviest[:MOST_CLASSES], heaviest[MOST_CLASSES:]
     if rest:
-        kept.append((f"{len(rest):,} more", (sum([one[0] for _, one in rest]), sum([one[1] for _, one in rest]))))
-    return [*_rows({name: one[0] for name, one in kept}, {name: one[1] for name, one in kept})]
+        kept.append((f"{len(rest):,} more", (sum([pair[0] for _, pair in rest]), sum([pair[1] for _, pair in rest]))))
+    return [*_rows({name: pair[0] for name, pair in kept}, {name: pair[1] for name, pair in kept})]
 
 
 def of_run(profile: Profile, fit: Attempt, peak_flops_per_second: float | None) -> list[ModuleTime]:
-    """Return the times and MFU of the modules in a run's profile, the longest time first.
-
-    Args:
-        profile: The profile.
-        fit: The attempt of the rank that wrote the profile.
-        peak_flops_per_second: Peak of one device. None means that the peak and MFU are unknown.
-    """
+    """The longest first. `fit` is the attempt of the rank that wrote the profile."""
     times, backward = profile.module_seconds or {}, profile.module_backward_seconds or {}
     count = module_table.last_count(fit)
     executed = None if count is None else _executed(profile, fit)
@@ -86,11 +74,8 @@ def of_run(profile: Profile, fit: Attempt, peak_flops_per_second: float | None) 
 
 
 def peak(fit: Attempt, fits: Iterable[Attempt]) -> float | None:
-    """Return the peak of a rank's device in FLOPs per second.
-
-    The peak may come from another rank with the same type of device.
-    """
-    peaks = (one.peak_flops_per_second for one in (fit, *fits) if one.run.device == fit.run.device)
+    """Perhaps from another rank with the same type of device."""
+    peaks = (attempt.peak_flops_per_second for attempt in (fit, *fits) if attempt.run.device == fit.run.device)
     return next(filter(None, peaks), None)
 
 
@@ -112,7 +97,6 @@ def _rows(
 
 
 def _executed(profile: Profile, fit: Attempt) -> float | None:
-    """Return the sum of the model FLOPs of all profiled steps, or None if it is unknown."""
     if profile.first_step is None or not profile.steps or profile.steps > len(fit.step):
         return None
     place = bisect_left(fit.step, profile.first_step)
@@ -123,10 +107,7 @@ def _executed(profile: Profile, fit: Attempt) -> float | None:
 
 
 def _folded(count: Flops, paths: Sequence[str]) -> dict[str, int]:
-    """Return the model FLOPs of a counted step for each module path in `paths`.
-
-    If a module is not in `paths`, its FLOPs are added to its nearest parent module in `paths`.
-    """
+    """Give the FLOPs of a module that is not in `paths` to its nearest parent in `paths`."""
     flops = dict.fromkeys(paths, 0)
     for line in count.modules:
         around = [path for path in paths if not path or f"{line.path}.".startswith(f"{path}.")]
@@ -136,10 +117,7 @@ def _folded(count: Flops, paths: Sequence[str]) -> dict[str, int]:
 
 
 def table(rows: Iterable[ModuleTime], profile: Profile) -> list[tuple[str, ...]]:
-    """Return the headings and rows of a table, or an empty list if no modules are known.
-
-    The MFU column is left out if no module's MFU is known.
-    """
-    found = [HEADINGS, *[one.cells(profile.busy_seconds) for one in rows]]
-    known = any([cells[-1] != DASH for cells in found[1:]])
-    return [] if len(found) == 1 else found if known else [cells[:-1] for cells in found]
+    """With headings; without MFU if no module's is known. Empty: no modules are known."""
+    lines = [HEADINGS, *[row.cells(profile.busy_seconds) for row in rows]]
+    with_mfu = any([cells[-1] != DASH for cells in lines[1:]])
+    return [] if len(lines) == 1 else lines if with_mfu else [cells[:-1] for cells in lines]

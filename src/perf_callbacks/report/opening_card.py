@@ -7,10 +7,8 @@ from perf_callbacks.kernel.settings.config import printable
 from perf_callbacks.report.layout import COLUMNS, INDENT, aligned, card, joined, wrapped
 
 TIMELINES = {"host": "host clock", "device": "device events"}
-"""Words on the card for the clock that timed the steps, by the value of `timeline`."""
 
 MOST_ADVICE = 3
-"""Largest number of findings on the card at the start of training."""
 
 
 def opening(
@@ -21,9 +19,7 @@ def opening(
     findings: Sequence[Finding] = (),
     columns: int = COLUMNS,
 ) -> str:
-    """Render the card that is shown at the start of training.
-
-    The card says what is measured, and shows the checklist and advice that needs no measurement.
+    """Say what is measured, with the checklist and advice that needs no measurement.
 
     >>> print(opening(
     ...     Run(run_id="a", attempt=2, step=40, rank=0, world_size=1, device="cpu", timeline="host", door="loop",
@@ -53,10 +49,7 @@ def opening(
 
 
 def _files(origins: Mapping[str, str]) -> Iterable[str]:
-    """Yield a line for each settings file, with the settings in this file.
-
-    The line number of each setting is in the journal, but not on the card.
-    """
+    """The settings of each file. Their line numbers are only in the journal."""
     files = {name: place.partition(", line ")[0] for name, place in origins.items()}
     for file in dict.fromkeys(files.values()):
         yield f"set by {file}: " + ", ".join(name for name in files if files[name] == file)
@@ -86,11 +79,10 @@ def _items(rows: Sequence[Checklist]) -> Iterable[str]:
     cells = []
     for row in rows:
         change = " -> ".join(part for part in (row.before, row.after) if part)
-        told = "; ".join(part for part in (change, None if row.status == APPLIED else row.why) if part)
-        cells.append((row.item, row.status, told))
+        details = "; ".join(part for part in (change, None if row.status == APPLIED else row.why) if part)
+        cells.append((row.item, row.status, details))
     return aligned(cells)
 
 
 def _advice(findings: Sequence[Finding]) -> list[str]:
-    """Render advice that needs no measurement."""
-    return [f"advice: {found.evidence}; try {found.remedy}" for found in findings]
+    return [f"advice: {finding.evidence}; try {finding.remedy}" for finding in findings]

@@ -6,10 +6,10 @@ from typing import Any
 
 from perf_callbacks.kernel.records.fit_records import Run
 from perf_callbacks.report import comparison_text, run_title
+from perf_callbacks.report.comparability import Values
 from perf_callbacks.report.comparison import Comparison, compare
 from perf_callbacks.report.history import FitHistory
 from perf_callbacks.report.layout import clean, listed
-from perf_callbacks.report.likeness import Values
 from perf_callbacks.report.series import Axis, series, short
 from perf_callbacks.report.tables import CODE, LABEL, MOST_ROWS, NUMBER, TEXT, Table
 from perf_callbacks.report.tiles import tiles
@@ -17,10 +17,9 @@ from perf_callbacks.report.units import DASH, duration
 from perf_callbacks.report.work_rate import WorkRate
 
 FAIL_OVER = 0.05
-"""Smallest relative change that counts as worse or better, as in `perf-callbacks compare`."""
+"""Relative change that counts as worse or better, as in `perf-callbacks compare`."""
 
 LONGEST = 200
-"""Largest number of characters of a value in the table of differences."""
 
 DECISIVE = (
     "program",
@@ -33,72 +32,62 @@ DECISIVE = (
     "samples per step",
     "tokens per step",
 )
-"""Differences that the note at the top of the page mentions."""
 
 WORDS = {"door": "integration", "timeline": "timed by", "world_size": "number of ranks", "batch": "samples per batch"}
-"""Words that replace a field's name, because the name says too little."""
+"""For fields whose names say too little."""
 
 
 def add(content: dict[str, Any], notes: list[str], fit: FitHistory, other: FitHistory, axis: Axis) -> None:
-    """Add a second run to the content of a page.
-
-    Args:
-        content: The content about the first run.
-        notes: The notes at the top of the page.
-        fit: The first run.
-        other: The second run.
-        axis: An axis that covers the steps of both runs.
-    """
+    """Add a second run to the content of a page, and to the notes at its top. `axis` covers the steps of both runs."""
     drawn = series(other, axis)
     beside = {  # the name of a tile that shows TFLOPS is the unit
-        one["key"]: f"{one['value']} {one['name']}" if one["key"] == "tflops" else one["value"]
-        for one in tiles(other, drawn, WorkRate.of(other, drawn))
+        tile["key"]: f"{tile['value']} {tile['name']}" if tile["key"] == "tflops" else tile["value"]
+        for tile in tiles(other, drawn, WorkRate.from_fit(other, drawn))
     }
-    for one in content["figures"] or ():
-        one["other"] = beside.get(one["key"])
+    for tile in content["figures"] or ():
+        tile["other"] = beside.get(tile["key"])
     pace = f"{duration(drawn.mean_seconds)} on average over {drawn.steps:,} steps" if drawn.steps else "no steps here"
     content["other"] = {
         "run": clean(other.run_id),
         "mean": short(drawn.times.mean),
         "text": f"B: {pace}.",
     }
-    found: Comparison | None
+    comparison: Comparison | None
     try:
-        found = compare([fit.last], [other.last], fail_over=FAIL_OVER)
+        comparison = compare([fit.last], [other.last], fail_over=FAIL_OVER)
     except (ArithmeticError, LookupError, ValueError):  # impossible values in a journal, or a run without steps
-        found = None
-    differences = dict(_facts(fit, other)) | dict({} if found is None else found.differences)
+        comparison = None
+    differences = dict(_facts(fit, other)) | dict({} if comparison is None else comparison.differences)
     made = {
-        "comparison": None if found is None else _comparison(found),
+        "comparison": None if comparison is None else _comparison(comparison),
         "differences": _table(differences),
     }
     content["tables"] |= {name: asdict(table) for name, table in made.items() if table is not None}
     notes += _notes(other, differences)
 
 
-def _comparison(found: Comparison) -> Table:
-    """Tabulate all metrics of both runs. Runs that are not alike get neither changes nor a verdict."""
-    rows, alike = [], not found.unlike
-    for metric in found.metrics:
+def _comparison(comparison: Comparison) -> Table:
+    """Runs that are not alike get neither changes nor a verdict."""
+    rows, alike = [], not comparison.unlike
+    for metric in comparison.metrics:
         name, a, b, *change, verdict = comparison_text.row(metric)
         if not alike:
             change = [DASH, DASH]
-        rows.append((name, a, b, *change, verdict if alike and name not in found.not_compared else "no verdict"))
+        rows.append((name, a, b, *change, verdict if alike and name not in comparison.not_compared else "no verdict"))
     columns = [(name, NUMBER) for name in ("A", "B", "change", "99 % interval")]
-    steps = " and ".join(f"{number:,}" for number in found.steps)
-    note = [f"{comparison_text.verdict(found)}. Measured steps: {steps}."]
-    for reason in dict.fromkeys(found.not_compared.values()) if alike else ():
-        names = [name for name, why in found.not_compared.items() if why == reason]
+    steps = " and ".join(f"{number:,}" for number in comparison.steps)
+    note = [f"{comparison_text.verdict(comparison)}. Measured steps: {steps}."]
+    for reason in dict.fromkeys(comparison.not_compared.values()) if alike else ():
+        names = [name for name, why in comparison.not_compared.items() if why == reason]
         note.append(f"No verdict on {', '.join(names)}: {clean(reason, LONGEST)}.")
     return Table("Comparison", [("metric", LABEL), *columns, ("verdict", TEXT)], rows, " ".join(note))
 
 
 def _facts(fit: FitHistory, other: FitHistory) -> Iterator[tuple[str, tuple[Any, Any]]]:
-    """Yield facts that differ between the two runs, such as the model or the host."""
     for name in ("program", "command_line", "model", "parameters", "batch"):
-        one, two = (getattr(run, name) for run in (fit.run, other.run))
-        if one != two:
-            yield name, (one, two)
+        first, second = (getattr(run, name) for run in (fit.run, other.run))
+        if first != second:
+            yield name, (first, second)
     hosts = run_title.hosts(fit), run_title.hosts(other)
     if hosts[0] != hosts[1]:
         yield "host", hosts
@@ -110,8 +99,8 @@ def _table(differences: Values) -> Table | None:
         for name, (a, b) in differences.items()
     ]
     columns = [("what", TEXT), ("A", CODE), ("B", CODE)]
-    more = f"{len(rows) - MOST_ROWS:,} more differ." if len(rows) > MOST_ROWS else ""
-    return Table("Differences", columns, rows[:MOST_ROWS], more) if rows else None
+    rest = f"{len(rows) - MOST_ROWS:,} more differ." if len(rows) > MOST_ROWS else ""
+    return Table("Differences", columns, rows[:MOST_ROWS], rest) if rows else None
 
 
 def _notes(other: FitHistory, differences: Values) -> Iterator[str]:

@@ -16,20 +16,15 @@ FILES = {
     "parts": "parts.js",
     "script": "page.js",
 }
-"""Maps each placeholder in `page.html` to the file that replaces the placeholder."""
 
 _PLACE = re.compile(r"\{\{([a-z ]+)\}\}")
 
 
 def render(content: Mapping[str, Any]) -> str:
-    """Render a report.
+    """Render the content of `payload`.
 
-    The page holds the content as JSON in a script element. The package's scripts insert the content as text, so the
-    browser never runs code from a journal. The page's security policy allows only these scripts, and no network
-    request.
-
-    Args:
-        content: The result of `payload`.
+    It is JSON in a script element, which the package's scripts insert as text, so the browser never runs code from a
+    journal. The page's security policy allows only these scripts, and no network request.
     """
     folder = resources.files("perf_callbacks.report") / "page"
     parts = {place: (folder / name).read_text(encoding="utf-8") for place, name in FILES.items()}
@@ -42,16 +37,16 @@ def render(content: Mapping[str, Any]) -> str:
 
 
 def visible(value: Any) -> Any:
-    """Replace control characters in all texts. Some control characters would reverse the order of letters on the page.
+    """Replace control characters in all texts: some reverse the order of letters on the page.
 
     >>> visible({"host": ["node" + chr(0x202E) + "7", 1.5]})
     {'host': ['node?7', 1.5]}
     """
     if isinstance(value, str):
-        return value if value.isprintable() else "".join([one if one.isprintable() else "?" for one in value])
+        return value if value.isprintable() else "".join([letter if letter.isprintable() else "?" for letter in value])
     if isinstance(value, Mapping):
-        return {visible(name): visible(one) for name, one in value.items()}
-    return [visible(one) for one in value] if isinstance(value, list | tuple) else value
+        return {visible(name): visible(content) for name, content in value.items()}
+    return [visible(item) for item in value] if isinstance(value, list | tuple) else value
 
 
 def _hash(text: str) -> str:

@@ -37,19 +37,12 @@ from perf_callbacks.report.work_rate import WorkRate
 def payload(
     fits: Sequence[FitHistory], number: int = 0, within: range | None = None, other: FitHistory | None = None
 ) -> dict[str, Any]:
-    """Collect the content of the page for a fit.
-
-    Args:
-        fits: All fits in the journals.
-        number: Number of the fit that the page shows. Number 1 is the oldest fit, and 0 means the newest fit.
-        within: Steps that the page shows. None means all steps.
-        other: A second run that the page shows beside the fit. None means no second run.
-    """
+    """Collect the content of the page for a fit. Number 1 is the oldest fit, and 0 means the newest."""
     fit = fits[number - 1]
     notes: list[str] = [*_notes(fits, number, fit, within)]
 
     def guarded(name: str, make: Callable[[], Any]) -> Any:
-        """Make a part of the page. If the journal holds impossible values, add a note and return None."""
+        """If the journal holds impossible values, add a note and return None."""
         try:
             return make()
         except (ArithmeticError, LookupError, ValueError):
@@ -60,7 +53,7 @@ def payload(
     drawn = series(fit, axis)
     usual = {rank: medians(fit, rank) for rank in fit.ranks}
     slow = outliers(fit, usual, within)
-    work = WorkRate.of(fit, drawn)
+    work = WorkRate.from_fit(fit, drawn)
     names = PointNames(len(fit.ranks), axis.width)
     count, summary = work.count, fit.summary
     rows: list[tuple[str, Callable[[], Table | None]]] = [
@@ -76,7 +69,7 @@ def payload(
         ("stragglers", lambda: None if summary is None else tables.stragglers(summary)),
         ("environment", lambda: tables.environment(fit)),
     ]
-    found = {name: guarded(name, make) for name, make in rows}
+    made = {name: guarded(name, make) for name, make in rows}
     content: dict[str, Any] = {
         "title": run_title.heading(fit),
         "verdict": guarded("The verdict", lambda: _verdict(fit, drawn)),
@@ -92,7 +85,7 @@ def payload(
         "use": guarded("Use", lambda: charts.use(fit)),
         "heat": guarded("Ranks", lambda: heat_map(fit, within)),
         "profiles": guarded("Profiles", lambda: profile_section.parts(fit)),
-        "tables": {name: asdict(table) for name, table in found.items() if table is not None},
+        "tables": {name: asdict(table) for name, table in made.items() if table is not None},
     }
     if other is not None:
         guarded("Run B", lambda: overlay.add(content, notes, fit, other, axis))
@@ -103,7 +96,7 @@ def payload(
     for part in content["profiles"] or ():
         headings |= {name: [] for name in profile_section.BARS if part[name] is not None}
         shown += part["tables"].items()
-    headings |= {name: [heading for heading, _ in one["columns"]] for name, one in shown}
+    headings |= {name: [heading for heading, _ in table["columns"]] for name, table in shown}
     how = FigureInputs(fit, drawn, slow, usual, work).explained(headings)
     return content | {"how": how, "notes": notes}
 
@@ -137,11 +130,11 @@ def _notes(fits: Sequence[FitHistory], number: int, fit: FitHistory, within: ran
 
 
 def _verdict(fit: FitHistory, drawn: StepSeries) -> str:
-    said = verdict(fit.hang) if fit.hang is not None else _last_stall(fit)
-    if not said and fit.summary is not None:
-        said = verdict(fit.summary)
-    if said:
-        return said
+    sentence = verdict(fit.hang) if fit.hang is not None else _last_stall(fit)
+    if not sentence and fit.summary is not None:
+        sentence = verdict(fit.summary)
+    if sentence:
+        return sentence
     if not drawn.steps:
         return "No step was measured."
     largest = max(drawn.stage_seconds.items(), key=lambda item: item[1], default=None)
@@ -152,8 +145,7 @@ def _verdict(fit: FitHistory, drawn: StepSeries) -> str:
 
 
 def _last_stall(fit: FitHistory) -> str:
-    """Describe the stall that began after the most recent step. The text is empty if there was no stall."""
-    stall = max(fit.last_stalls, key=lambda one: one.since_seconds, default=None)
+    stall = max(fit.last_stalls, key=lambda stall: stall.since_seconds, default=None)
     if stall is None:
         return ""
     line = f" at {stall.stack[-1]}" if stall.stack else ""
@@ -166,7 +158,7 @@ def _steps(drawn: StepSeries, slow: Sequence[Outlier], names: PointNames) -> dic
         return None
     axis = drawn.axis
     means = [value for value in drawn.times.mean if value is not None]
-    slowest = max(slow, key=lambda one: one.seconds, default=None)
+    slowest = max(slow, key=lambda step: step.seconds, default=None)
     first, last = drawn.ends
     text = f"Step time over {last - first + 1:,} steps: {duration(drawn.mean_seconds)} on average"
     text += f", {duration(min(means))} to {duration(max(means))} for {names.point}."
@@ -180,14 +172,14 @@ def _steps(drawn: StepSeries, slow: Sequence[Outlier], names: PointNames) -> dic
         **_band(drawn.times),
         "names": names.times,
         "about": names.about,
-        "outliers": [[one.step, rounded(one.seconds), one.rank, one.reason] for one in slow],
+        "outliers": [[step.step, rounded(step.seconds), step.rank, step.reason] for step in slow],
         "text": text,
     }
 
 
 def _band(band: Band, scale: float = 1.0) -> dict[str, list[float | None]]:
     return {
-        name: short([None if one is None else one / scale for one in values])
+        name: short([None if mean is None else mean / scale for mean in values])
         for name, values in (("least", band.least), ("mean", band.mean), ("most", band.most))
     }
 
@@ -195,8 +187,8 @@ def _band(band: Band, scale: float = 1.0) -> dict[str, list[float | None]]:
 def _rate(drawn: StepSeries, work: WorkRate, names: PointNames) -> dict[str, Any] | None:
     if work.per_second is None:
         return None
-    said = speed(work.per_second) if work.mfu is None else percent(work.mfu)
-    text = f"{'Model TFLOPS' if work.mfu is None else 'MFU'} over the steps: {said} on average."
+    rate = speed(work.per_second) if work.mfu is None else percent(work.mfu)
+    text = f"{'Model TFLOPS' if work.mfu is None else 'MFU'} over the steps: {rate} on average."
     unit = "TFLOPS" if work.mfu is None else "share"
     whole = (work.peak or TERA) * work.devices  # the chart shows an MFU of 100 %, or 1 TFLOPS per device, as 1
     return {"unit": unit, **_band(drawn.flops_per_second, whole), "names": names.rates, "text": text}

@@ -9,21 +9,19 @@ class PointNames:
 
     ranks: int
     width: int
-    """Number of steps that a point stands for."""
 
     @property
     def single(self) -> bool:
-        """True if a point is one step of one rank, and the chart has no band."""
+        """A point is one step of one rank, and the chart has no band."""
         return self.ranks == 1 and self.width == 1
 
     @property
     def point(self) -> str:
-        """Words for the value of a point, such as "a single step"."""
         return "a single step" if self.single else "the mean of a point"
 
     @property
     def times(self) -> dict[str, str]:
-        """Names of the line and of the band in the chart of step times. Without a band, the band's names are empty."""
+        """Without a band, its names are empty."""
         if self.single:
             return {"line": "step time", "band": "", "least": "", "most": ""}
         if self.width == 1:
@@ -42,7 +40,6 @@ class PointNames:
 
     @property
     def rates(self) -> dict[str, str]:
-        """Names of the band and of its edges in the chart of rates. Without a band, all names are empty."""
         if self.single:
             return {"band": "", "least": "", "most": ""}
         of = "rank" if self.width == 1 else "step"

@@ -12,41 +12,34 @@ from perf_callbacks.report.tables import CODE, NUMBER, TEXT, Table
 from perf_callbacks.report.units import DASH, duration, percent
 
 MOST_PROFILES = 6
-"""Largest number of profiles in a report."""
 
 MOST_MODULES = 10
-"""Largest number of rows of the table of modules."""
 
 MOST_CLASSES = 7
-"""Number of kernel classes that have their own part of a bar. Further classes share one part of the bar, which is named
-"other classes"."""
+"""Kernel classes with a part of a bar. Further ones share the part "other classes"."""
 
 BARS = ("profile_time", "profile_classes")
-"""Names of the bars of a profile."""
 
 LONGEST = 200
-"""Largest number of characters of a table cell."""
 
 
 def found(fit: FitHistory) -> list[tuple[int, Attempt, Profile]]:
-    """Return the profiles of a fit, each with its rank and attempt.
-
-    Of more than `MOST_PROFILES` profiles, leave out the first ones.
-    """
-    return [(rank, one, profile) for rank, one in fit.attempts for profile in one.of(Profile)][-MOST_PROFILES:]
+    """With rank and attempt. Of more than `MOST_PROFILES`, leave out the first ones."""
+    return [(rank, attempt, profile) for rank, attempt in fit.attempts for profile in attempt.records(Profile)][
+        -MOST_PROFILES:
+    ]
 
 
 def parts(fit: FitHistory) -> list[dict[str, Any]] | None:
-    """Return the profiles of a fit for the page, or None if there are no profiles."""
-    return [_part(fit, *one) for one in found(fit)] or None
+    return [_part(fit, *row) for row in found(fit)] or None
 
 
 def _part(fit: FitHistory, rank: int, attempt: Attempt, profile: Profile) -> dict[str, Any]:
-    """Return a profile for the page. Raise `ValueError` if the profile holds impossible values."""
+    """Raise `ValueError` if the profile holds impossible values."""
     times = [*profile.idle_seconds.values(), *profile.class_seconds.values(), *profile.sync_seconds.values()]
     times += [*(profile.module_seconds or {}).values(), *(profile.module_backward_seconds or {}).values()]
-    times += [one.seconds for one in profile.operations] + [one.seconds for one in profile.copies]
-    flops = [one.flops for one in profile.operations if one.flops is not None]
+    times += [row.seconds for row in profile.operations] + [row.seconds for row in profile.copies]
+    flops = [operation.flops for operation in profile.operations if operation.flops is not None]
     if not all(map(possible, [profile.span_seconds, profile.busy_seconds, *times, *flops, profile.flops or 0.0])):
         raise ValueError("impossible times")
     tables = {
@@ -62,7 +55,7 @@ def _part(fit: FitHistory, rank: int, attempt: Attempt, profile: Profile) -> dic
         "trace": None if profile.trace is None else clean(profile.trace, LONGEST),
         "profile_time": _time(profile),
         "profile_classes": _classes(profile),
-        "tables": {name: asdict(one) for name, one in tables.items() if one is not None},
+        "tables": {name: asdict(table) for name, table in tables.items() if table is not None},
     }
 
 
@@ -87,18 +80,20 @@ def _bar(title: str, pieces: Iterable[tuple[str, float]], whole: float) -> dict[
     if whole <= 0:
         return None
     shown = [(name, seconds, f"{duration(seconds)}, {percent(seconds / whole)}") for name, seconds in pieces]
-    return charts.bar(title, [one for one in shown if one[1] > 0], whole)
+    return charts.bar(title, [part for part in shown if part[1] > 0], whole)
 
 
 def _operations(profile: Profile) -> Table | None:
     busy = profile.busy_seconds
     rows = []
-    for one in profile.operations:
+    for operation in profile.operations:
         work = (DASH, DASH) if profile.flops else ("", "")
-        if profile.flops and one.flops is not None:
-            work = (units.count(one.flops), percent(one.flops / profile.flops))
-        cells = (clean(one.name, LONGEST), clean(one.shapes or "", LONGEST), clean(one.kind))
-        rows.append((*cells, f"{one.calls:,}", duration(one.seconds), _share(one.seconds, busy), *work))
+        if profile.flops and operation.flops is not None:
+            work = (units.count(operation.flops), percent(operation.flops / profile.flops))
+        cells = (clean(operation.name, LONGEST), clean(operation.shapes or "", LONGEST), clean(operation.kind))
+        rows.append(
+            (*cells, f"{operation.calls:,}", duration(operation.seconds), _share(operation.seconds, busy), *work)
+        )
     columns = [("operation", CODE), ("shapes", CODE), ("class", TEXT), ("calls", NUMBER), ("time", NUMBER)]
     columns += [("share", NUMBER), ("FLOPs", NUMBER), ("share of FLOPs", NUMBER)]
     note = f"Share: of the busy time. {profile.kernels:,} {'operations' if profile.timeline == 'cpu' else 'kernels'}."
@@ -108,28 +103,28 @@ def _operations(profile: Profile) -> Table | None:
 
 
 def _modules(fit: FitHistory, attempt: Attempt, profile: Profile) -> Table | None:
-    peak = module_times.peak(attempt, [one for _, one in fit.attempts])
+    peak = module_times.peak(attempt, [other for _, other in fit.attempts])
     rows = module_times.table(module_times.of_run(profile, attempt, peak), profile)
     if not rows:
         return None
     headings, *cells = rows
-    more = f" The ten heaviest of {len(cells)} rows." if len(cells) > MOST_MODULES else ""
+    rest = f" The ten heaviest of {len(cells)} rows." if len(cells) > MOST_MODULES else ""
     columns = [(heading, NUMBER if place else CODE) for place, heading in enumerate(headings)]
     shown = [(clean(name, LONGEST), *others) for name, *others in cells[:MOST_MODULES]]
-    return Table("Time by module", columns, shown, f"Share: of the busy time.{more}")
+    return Table("Time by module", columns, shown, f"Share: of the busy time.{rest}")
 
 
 def _copies(profile: Profile) -> Table | None:
     rows = [
         (
-            clean(one.operation, LONGEST),
-            clean(one.kind),
-            clean(one.line or "", LONGEST),
-            f"{one.calls:,}",
-            duration(one.seconds),
-            _share(one.seconds, profile.busy_seconds),
+            clean(copy.operation, LONGEST),
+            clean(copy.kind),
+            clean(copy.line or "", LONGEST),
+            f"{copy.calls:,}",
+            duration(copy.seconds),
+            _share(copy.seconds, profile.busy_seconds),
         )
-        for one in profile_text.large_copies(profile)
+        for copy in profile_text.large_copies(profile)
     ]
     columns = [("copy", CODE), ("kind", TEXT), ("line", CODE), ("calls", NUMBER), ("time", NUMBER), ("share", NUMBER)]
     return Table("Copies", columns, rows, "Share: of the busy time.") if rows else None

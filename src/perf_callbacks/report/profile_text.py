@@ -8,10 +8,9 @@ from perf_callbacks.report.layout import COLUMNS, aligned, clean, ends, joined, 
 from perf_callbacks.report.units import DASH, count, duration
 
 LEAST_SHARE = 0.01
-"""Smallest share of the time that the sentences mention."""
 
 LEAST_ROW = 0.001
-"""A table leaves out copies and waits that take less than this share of the time."""
+"""Smallest share of the time of copies and waits in a table."""
 
 _CAUSES = {
     "data": "because the program waited for the DataLoader",
@@ -57,17 +56,16 @@ _CLASSES = {
 
 
 _HeavyRow = tuple[ProfiledOperation | ProfiledCopy, str, str | None]
-"""Row of a table: an operation or a copy, its name, and details that stand below the row."""
 
 
 def of_run(rank: int, profile: Profile, columns: int = COLUMNS, modules: Sequence[Sequence[str]] = ()) -> str:
-    """Render a profile of a recorded run. `modules` holds the table of modules, with its headings first."""
+    """`modules` holds the table of modules, with its headings first."""
     trace = "" if profile.trace is None else f": {clean(profile.trace)}"
     return f"{title(rank, profile)}{trace}\n{render(profile, columns, modules)}"
 
 
 def title(rank: int, profile: Profile) -> str:
-    """Return a text that names the rank and the steps of a profile.
+    """Name the rank and the steps of a profile.
 
     >>> title(1, Profile(timeline="cpu", steps=2, first_step=20, span_seconds=1.0, busy_seconds=1.0, idle_seconds={},
     ...     class_seconds={}, communication_seconds=0.0, exposed_communication_seconds=0.0, kernels=1, sync_seconds={}))
@@ -85,7 +83,6 @@ def labels(profile: Profile) -> Mapping[str, str]:
 
 
 def line(profile: Profile) -> str:
-    """Return a line for a card: how busy the device was in the profile, and the three modules with the most time."""
     first = "" if profile.first_step is None else f" from step {profile.first_step:,}"
     modules = profile.heaviest_modules()
     shares = [f"{path or ITSELF} {_part(time, profile.busy_seconds)}" for path, time in modules.items()]
@@ -93,7 +90,6 @@ def line(profile: Profile) -> str:
 
 
 def render(profile: Profile, columns: int = COLUMNS, modules: Sequence[Sequence[str]] = ()) -> str:
-    """Render a profile: first sentences, then tables. `of_run` describes `modules`."""
     parts = wrapped(sentences(profile), indent="", width=columns)
     for heading, lines in _tables(profile, columns, modules):
         parts += ["", heading, *lines]
@@ -101,13 +97,12 @@ def render(profile: Profile, columns: int = COLUMNS, modules: Sequence[Sequence[
 
 
 def sentences(profile: Profile) -> str:
-    """Return sentences about what the device did, why it idled, and what took the time."""
-    found = [_busy(profile), *_idle(profile), *_classes(profile), *_communication(profile)]
+    texts = [_busy(profile), *_idle(profile), *_classes(profile), *_communication(profile)]
     if profile.timeline == "cpu":
-        found.append("The trace shows no GPU: these are the operations of the CPU.")
+        texts.append("The trace shows no GPU: these are the operations of the CPU.")
     if profile.devices > 1:
-        found.append(f"The trace shows {profile.devices} devices; these figures describe the busiest.")
-    return " ".join(found)
+        texts.append(f"The trace shows {profile.devices} devices; these figures describe the busiest.")
+    return " ".join(texts)
 
 
 def _busy(profile: Profile) -> str:
@@ -159,29 +154,32 @@ def _tables(profile: Profile, columns: int, modules: Sequence[Sequence[str]]) ->
         yield "Idle time after waits for the device, by line", _times(waits, span, columns)
     classes = [(_ROWS.get(kind, kind), time) for kind, time in profile.class_seconds.items()]
     yield "Busy time, by class (share of busy time)", _times(classes, busy, columns)
-    rows: list[_HeavyRow] = [(one, one.name, _details(one, profile.flops, columns)) for one in profile.operations]
+    rows: list[_HeavyRow] = [
+        (operation, operation.name, _details(operation, profile.flops, columns)) for operation in profile.operations
+    ]
     if rows:
         heads = ("operation", "class", "calls", "time", "share")
         yield "Heaviest operations (share of busy time)", _detailed(heads, rows, busy, columns)
-    rows = [(one, one.operation, one.line) for one in large_copies(profile)]
+    rows = [(copy, copy.operation, copy.line) for copy in large_copies(profile)]
     if rows:
         heads = ("copy", "kind", "calls", "time", "share")
         yield "Copies (share of busy time)", _detailed(heads, rows, busy, columns)
     if modules:
-        more = "; MFU while the module was busy" if "MFU" in modules[0] else ""
-        yield f"Modules (share of busy time{more})", _table(modules, columns, range(1, len(modules[0])), ends)
+        note = "; MFU while the module was busy" if "MFU" in modules[0] else ""
+        yield f"Modules (share of busy time{note})", _table(modules, columns, range(1, len(modules[0])), ends)
 
 
 def large_copies(profile: Profile) -> list[ProfiledCopy]:
-    return [one for one in profile.copies if one.seconds >= LEAST_ROW * profile.busy_seconds]
+    return [copy for copy in profile.copies if copy.seconds >= LEAST_ROW * profile.busy_seconds]
 
 
-def _details(one: ProfiledOperation, flops: float | None, columns: int) -> str | None:
-    """Return shapes and FLOPs of an operation. Long shapes are cut."""
+def _details(operation: ProfiledOperation, flops: float | None, columns: int) -> str | None:
     work = ""
-    if one.flops is not None:
-        work = f"{count(one.flops)}FLOP" + (f" ({_percent(one.flops, flops)} of all FLOPs)" if flops else "")
-    shapes = clean(one.shapes or "", columns - 6 - len(work))
+    if operation.flops is not None:
+        work = f"{count(operation.flops)}FLOP" + (
+            f" ({_percent(operation.flops, flops)} of all FLOPs)" if flops else ""
+        )
+    shapes = clean(operation.shapes or "", columns - 6 - len(work))
     return ", ".join([part for part in (shapes, work) if part]) or None
 
 
@@ -191,8 +189,8 @@ def _times(rows: Iterable[tuple[str, float]], whole: float, columns: int) -> lis
 
 def _detailed(heads: tuple[str, ...], rows: Sequence[_HeavyRow], busy: float, columns: int) -> list[str]:
     table = [
-        (name, clean(one.kind), f"{one.calls:,}", duration(one.seconds), _percent(one.seconds, busy))
-        for one, name, _ in rows
+        (name, clean(row.kind), f"{row.calls:,}", duration(row.seconds), _percent(row.seconds, busy))
+        for row, name, _ in rows
     ]
     heading, *lines = _table([heads, *table], columns, {2, 3, 4})
     details = [[] if detail is None else [f"    {clean(detail, columns - 4)}"] for _, _, detail in rows]
@@ -202,11 +200,11 @@ def _detailed(heads: tuple[str, ...], rows: Sequence[_HeavyRow], busy: float, co
 def _table(
     rows: Sequence[Sequence[str]], columns: int, right: Collection[int], cut: Callable[[str, int], str] = clean
 ) -> list[str]:
-    """Align a table, and cut the cells of its first column so that the table fits into `columns`."""
+    """Cut the cells of the first column so that the table fits into `columns`."""
     widths = [max(map(len, column)) for column in zip(*[cells[1:] for cells in rows], strict=True)]
     width = max(10, columns - 2 - sum(widths) - 2 * len(widths))
-    found = [(cut(clean(cells[0], 999), width), *cells[1:]) for cells in rows]
-    return [f"  {line}" for line in aligned(found, right)]
+    lines = [(cut(clean(cells[0], 999), width), *cells[1:]) for cells in rows]
+    return [f"  {line}" for line in aligned(lines, right)]
 
 
 def _listed(parts: Sequence[str]) -> str:

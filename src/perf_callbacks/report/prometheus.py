@@ -19,11 +19,11 @@ Labels = Mapping[str, str]
 Samples = Sequence[tuple[Labels, float | None]]
 
 MetricFamily = tuple[str, str, Samples]
-"""Name, help and samples of a metric. The name of a counter ends in `_total`. All other metrics are gauges."""
+"""Name, help and samples. The name of a counter ends in `_total`; all others are gauges."""
 
 
 def render(run: RecordedRun, paces: Sequence[RankPace]) -> str:
-    """Render the metrics of a run. Unknown values and metrics without any known value are left out.
+    """Unknown values, and metrics without any known value, are left out.
 
     Each sample has the attempt as a label. A resumed run may begin at an earlier step, but a counter must not decrease.
     """
@@ -32,10 +32,12 @@ def render(run: RecordedRun, paces: Sequence[RankPace]) -> str:
     for name, text, samples in _families(run, paces):
         shown: dict[str, float] = {}
         for labels, value in samples:
-            known = finite(value)
-            if known is not None:  # Prometheus refuses two samples with the same labels
-                text_of_labels = ",".join([f'{label}="{_escaped(said)}"' for label, said in {**own, **labels}.items()])
-                shown.setdefault(text_of_labels, float(known))
+            number = finite(value)
+            if number is not None:  # Prometheus refuses two samples with the same labels
+                text_of_labels = ",".join(
+                    [f'{label}="{_escaped(words)}"' for label, words in {**own, **labels}.items()]
+                )
+                shown.setdefault(text_of_labels, float(number))
         if shown:
             kind = "counter" if name.endswith("_total") else "gauge"
             lines += [f"# HELP {PREFIX}{name} {text}", f"# TYPE {PREFIX}{name} {kind}"]
@@ -53,7 +55,7 @@ def _escaped(text: str) -> str:
 
 
 def _families(run: RecordedRun, paces: Sequence[RankPace]) -> Iterator[MetricFamily]:
-    """Yield all metrics of a run. If the run gives no sign of life, leave out the current metrics."""
+    """Without the current metrics if the run gives no sign of life."""
     lives = run.state in {"running", "hangs"}
     yield "up", "1 if the run gave a sign of life within 30 seconds and has not ended.", [({}, lives)]
     states = [({"state": state}, float(state == run.state)) for state in get_args(State)]
@@ -73,9 +75,9 @@ def _families(run: RecordedRun, paces: Sequence[RankPace]) -> Iterator[MetricFam
 
 def _about(run: RecordedRun) -> Labels:
     record = run.lead.run
-    known = {"program": record.program, "model": record.model, "host": record.host, "job_id": record.job_id}
-    found = {name: text for name, text in known.items() if text}
-    return {**found, "device": record.device, "world_size": str(record.world_size)}
+    texts = {"program": record.program, "model": record.model, "host": record.host, "job_id": record.job_id}
+    labels = {name: text for name, text in texts.items() if text}
+    return {**labels, "device": record.device, "world_size": str(record.world_size)}
 
 
 def _rank(ends: FitEnds) -> Labels:
@@ -83,19 +85,19 @@ def _rank(ends: FitEnds) -> Labels:
 
 
 def _present(run: RecordedRun, paces: Sequence[RankPace]) -> Iterator[MetricFamily]:
-    """Yield the current metrics of each rank that gives signs of life and has not ended."""
+    """Current metrics of each rank that gives signs of life and has not ended."""
     alive = [ends for ends in run.ranks if ends.final is None and run.lives(ends)]
     ranks = {ends.run.rank for ends in alive}
-    by_rank = [({"rank": str(one.rank)}, one) for one in paces if one.rank in ranks]
+    by_rank = [({"rank": str(pace.rank)}, pace) for pace in paces if pace.rank in ranks]
     yield (
         "step_time_seconds",
         "Mean duration of the last optimizer steps on disk, up to 256.",
-        [(labels, one.step_seconds) for labels, one in by_rank],
+        [(labels, pace.step_seconds) for labels, pace in by_rank],
     )
     yield (
         "stage_time_seconds",
         "Mean time of a stage in the last optimizer steps on disk, up to 256.",
-        _by_part("stage", [(labels, one.stages) for labels, one in by_rank]),
+        _by_part("stage", [(labels, pace.stages) for labels, pace in by_rank]),
     )
     yield (
         "stall_seconds",
@@ -105,7 +107,7 @@ def _present(run: RecordedRun, paces: Sequence[RankPace]) -> Iterator[MetricFami
 
 
 def _stalled(ends: FitEnds) -> float | None:
-    """Return the seconds without a step in the current stall, or 0 without a stall. None means no stall detection."""
+    """Seconds without a step in the current stall, or 0; None: no stall detection."""
     seconds = stalled_seconds(ends) if hangs(ends) else None
     if seconds is not None:
         return seconds
@@ -113,57 +115,60 @@ def _stalled(ends: FitEnds) -> float | None:
 
 
 def _totals(run: RecordedRun, paces: Sequence[RankPace]) -> Iterator[MetricFamily]:
-    """Yield the metrics over the whole attempt: counters and ratios."""
-    known = [(_rank(ends), found) for ends in run.ranks if (found := ends.final or ends.so_far) is not None]
+    summaries = [(_rank(ends), summary) for ends in run.ranks if (summary := ends.final or ends.so_far) is not None]
 
     def each(value: Callable[[Summary], float | None]) -> Samples:
-        return [(labels, value(one)) for labels, one in known]
+        return [(labels, value(summary)) for labels, summary in summaries]
 
-    steps = [({"rank": str(one.rank)}, float(min(one.step, 10**15))) for one in paces]
+    steps = [({"rank": str(pace.rank)}, float(min(pace.step, 10**15))) for pace in paces]
     yield "steps_total", "Optimizer steps by the count of the trainer.", steps
-    yield "samples_total", "Samples of all attempts, of this rank.", each(lambda one: one.total_samples)
-    yield "tokens_total", "Tokens of all attempts, of this rank.", each(lambda one: one.total_tokens)
+    yield "samples_total", "Samples of all attempts, of this rank.", each(lambda summary: summary.total_samples)
+    yield "tokens_total", "Tokens of all attempts, of this rank.", each(lambda summary: summary.total_tokens)
     yield (
         "stage_seconds_total",
         "Seconds of each stage in the measured steps. Stage data: waiting for data.",
-        _by_part("stage", [(labels, one.stage_seconds) for labels, one in known]),
+        _by_part("stage", [(labels, summary.stage_seconds) for labels, summary in summaries]),
     )
     yield (
         "wall_seconds_total",
         "Seconds of each part of the wall time of the attempt.",
-        _by_part("part", [(labels, one.wall_seconds) for labels, one in known]),
+        _by_part("part", [(labels, summary.wall_seconds) for labels, summary in summaries]),
     )
     over = "over the attempt, from 0 to 1. A lower bound where perf_callbacks_mfu_is_lower_bound is 1."
-    yield "mfu_ratio", f"Model FLOPs utilization {over}", each(lambda one: one.mfu)
-    yield "hfu_ratio", f"Hardware FLOPs utilization {over}", each(lambda one: one.hfu)
-    bounds = each(lambda one: one.flops.lower_bound if one.flops else None)
+    yield "mfu_ratio", f"Model FLOPs utilization {over}", each(lambda summary: summary.mfu)
+    yield "hfu_ratio", f"Hardware FLOPs utilization {over}", each(lambda summary: summary.hfu)
+    bounds = each(lambda summary: summary.flops.lower_bound if summary.flops else None)
     yield "mfu_is_lower_bound", "1 if a step has more FLOPs than were counted.", bounds
-    pauses = each(lambda one: one.gc.seconds if one.gc else None)
+    pauses = each(lambda summary: summary.gc.seconds if summary.gc else None)
     yield "gc_seconds_total", "Seconds of all garbage collections.", pauses
-    collections = each(lambda one: sum(one.gc.collections) if one.gc else None)
+    collections = each(lambda summary: sum(summary.gc.collections) if summary.gc else None)
     yield "gc_collections_total", "Garbage collections.", collections
-    yield "stalls_total", "Stalls that were reported.", each(lambda one: one.stalls.count if one.stalls else None)
-    seconds = each(lambda one: one.stalls.seconds if one.stalls else None)
+    yield (
+        "stalls_total",
+        "Stalls that were reported.",
+        each(lambda summary: summary.stalls.count if summary.stalls else None),
+    )
+    seconds = each(lambda summary: summary.stalls.seconds if summary.stalls else None)
     yield "stalled_seconds_total", "Seconds without a step in these stalls.", seconds
 
 
-def _by_part(label: str, known: Iterable[tuple[Labels, Mapping[str, float]]]) -> Samples:
+def _by_part(label: str, amounts: Iterable[tuple[Labels, Mapping[str, float]]]) -> Samples:
     return [
         ({**labels, label: clean(name.removesuffix("_time"))}, seconds)
-        for labels, parts in known
+        for labels, parts in amounts
         for name, seconds in parts.items()
     ]
 
 
 def _stragglers(run: RecordedRun) -> Iterator[MetricFamily]:
     summary = run.lead.final or run.lead.so_far
-    found = None if summary is None else summary.stragglers
-    if found is None or not found.steps:
+    stragglers = None if summary is None else summary.stragglers
+    if stragglers is None or not stragglers.steps:
         return
-    causes = [({"cause": clean(cause)}, seconds) for cause, seconds in found.seconds_by_cause.items()]
+    causes = [({"cause": clean(cause)}, seconds) for cause, seconds in stragglers.seconds_by_cause.items()]
     yield "straggler_lost_seconds_total", "Seconds that the job lost to slow ranks.", causes
     worst: dict[tuple[int, str], float] = {}
-    for ranks, cause, seconds, _ in found.named():
+    for ranks, cause, seconds, _ in stragglers.named():
         for rank in ranks:
             worst[rank, clean(cause)] = worst.get((rank, clean(cause)), 0.0) + seconds
     yield (
@@ -171,6 +176,6 @@ def _stragglers(run: RecordedRun) -> Iterator[MetricFamily]:
         "Seconds that the job lost to this rank, alone or in a set of ranks. Only the costliest ranks are listed.",
         [({"rank": str(rank), "cause": cause}, seconds) for (rank, cause), seconds in worst.items()],
     )
-    if found.slowdown is not None:
+    if stragglers.slowdown is not None:
         text = "Duration of a step, divided by its duration with healthy ranks and even work."
-        yield "straggler_slowdown_ratio", text, [({}, found.slowdown)]
+        yield "straggler_slowdown_ratio", text, [({}, stragglers.slowdown)]

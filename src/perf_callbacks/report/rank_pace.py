@@ -15,19 +15,16 @@ from perf_callbacks.report.recorded_run import RecordedRun
 from perf_callbacks.report.series import STAGES
 
 RECENT_SECONDS, RECENT_STEPS = 60.0, 100
-"""A rank counts as slow if a recent straggler record names the rank. A straggler record is recent if it is at most 60
-seconds or at most 100 steps old."""
+"""A rank is slow if a straggler record of at most this age, in seconds or steps, names it."""
 
 MOST_BEHIND = 256
-"""No pace is computed for a rank if its journal lacks more than this many of the rank's latest steps. A journal lacks
-steps, for example, after it has reached its largest allowed size."""
+"""A journal that lacks more of the latest steps, for example because it is full, gives no pace."""
 
 COSTLY = 0.01
-"""A slow rank is reported if it cost the job at least this share of the time. Smaller losses are too common to
-report."""
+"""Least share of the job's time that a reported slow rank cost. Smaller losses are too common."""
 
 LONG_PAUSE, LONG_SHARE = 0.01, 0.1
-"""A garbage collection is listed as an event if it takes at least 0.01 s and at least a tenth of a step."""
+"""Least seconds, and least share of a step, of a garbage collection that is listed as an event."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,16 +33,15 @@ class RankPace:
 
     rank: int
     step: int
-    """Number of the step that ended most recently."""
     steps: int
-    """Number of steps that the means cover. 0 means that no step is known."""
+    """That the means cover; 0: no step is known."""
     step_seconds: float | None
     stages: Mapping[str, float]
-    """Mean seconds of each known stage. The keys are the names of columns of `Steps`."""
+    """Means by the names of columns of `Steps`."""
     written: float | None
     """Time of the last record of steps, in seconds since the fit began."""
     events: tuple[tuple[float, JournalEvent], ...]
-    """Events with their unix times. Ranks may have begun at different times."""
+    """With unix times, because ranks may have begun at different times."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,24 +55,24 @@ class RecentLoss:
 
 
 class Paces:
-    """Cache of the pace of each rank. A pace is computed again only if the rank has new records."""
+    """Computes a rank's pace again only if it has new records."""
 
     def __init__(self) -> None:
-        self._known: dict[tuple[Path, int], tuple[FitEnds, RankPace]] = {}
+        self._cached: dict[tuple[Path, int], tuple[FitEnds, RankPace]] = {}
 
-    def of(self, run: RecordedRun) -> list[RankPace]:
-        found = {}
+    def current(self, run: RecordedRun) -> list[RankPace]:
+        paces = {}
         for ends in run.ranks:
             key = (ends.journal, ends.run.rank)
-            known = self._known.get(key)
-            same = known is not None and known[0].latest is ends.latest and known[0].interim is ends.interim
-            found[key] = known if known is not None and same else (ends, pace(ends))
-        self._known = found
-        return [one for _, one in found.values()]
+            cached = self._cached.get(key)
+            same = cached is not None and cached[0].latest is ends.latest and cached[0].interim is ends.interim
+            paces[key] = cached if cached is not None and same else (ends, pace(ends))
+        self._cached = paces
+        return [pace for _, pace in paces.values()]
 
 
 def pace(ends: FitEnds) -> RankPace:
-    """Return the pace of a rank over its latest steps. Leave out excluded steps, unless all steps are excluded."""
+    """Over the latest steps, without excluded ones unless all are excluded."""
     entries = [(entry.t, entry.record) for entry in ends.latest if isinstance(entry.record, Steps)]
     if entries and ends.last_step > max(entries[-1][1].step, default=0) + MOST_BEHIND:
         entries = []
@@ -88,27 +84,25 @@ def pace(ends: FitEnds) -> RankPace:
     ]
     places = places if any(places) else every
     stages = {name: _mean(name, blocks, places) for name in ("step_time", *STAGES)}
-    known = {name: seconds for name, seconds in stages.items() if seconds is not None}
-    seconds = known.pop("step_time", None)
+    means = {name: seconds for name, seconds in stages.items() if seconds is not None}
+    seconds = means.pop("step_time", None)
     written = finite(entries[-1][0]) if entries else None
     count = sum(map(len, places))
-    return RankPace(rank, ends.last_step, count, seconds, known, written, tuple(_events(ends, seconds)))
+    return RankPace(rank, ends.last_step, count, seconds, means, written, tuple(_events(ends, seconds)))
 
 
 def _mean(name: str, blocks: Sequence[Steps], places: Sequence[Sequence[int]]) -> float | None:
-    """Return the mean of a column over the steps at `places` in each block. None means unknown."""
-    found: list[float] = []
+    numbers: list[float] = []
     for block, shown in zip(blocks, places, strict=True):
         column = getattr(block, name)
         wanted = column if len(shown) == len(column) else [column[place] for place in shown] if column else ()
-        found += [value for value in wanted if value is not None]
-    if found and None in {finite(min(found)), finite(max(found))}:
-        found = [value for value in found if finite(value) is not None]
-    return fsum(found) / len(found) if found else None
+        numbers += [value for value in wanted if value is not None]
+    if numbers and None in {finite(min(numbers)), finite(max(numbers))}:
+        numbers = [value for value in numbers if finite(value) is not None]
+    return fsum(numbers) / len(numbers) if numbers else None
 
 
 def _events(ends: FitEnds, step_seconds: float | None) -> Iterator[tuple[float, JournalEvent]]:
-    """Yield the most recent events of a rank. Short garbage collections are left out."""
     rank, long = ends.run.rank, max(LONG_PAUSE, LONG_SHARE * (step_seconds or 0.0))
     for entry in ends.latest:
         record, moment, event = entry.record, entry.t, None
@@ -130,8 +124,8 @@ def _events(ends: FitEnds, step_seconds: float | None) -> Iterator[tuple[float, 
 
 
 def recent_losses(run: RecordedRun) -> list[RecentLoss]:
-    """Return the recent losses to slow ranks, the largest loss first. Small losses are left out."""
-    lead, found = run.lead, dict[tuple[tuple[int, ...], str], RecentLoss]()
+    """The largest loss first. Small losses are left out."""
+    lead, losses = run.lead, dict[tuple[tuple[int, ...], str], RecentLoss]()
     recent = max(RECENT_SECONDS, RECENT_STEPS * (finite(run.step_seconds) or 0.0))
     for entry in lead.latest:
         slow = entry.record
@@ -140,7 +134,7 @@ def recent_losses(run: RecordedRun) -> list[RecentLoss]:
         if entry.t < lead.seconds - RECENT_SECONDS and slow.step < lead.last_step - RECENT_STEPS:
             continue
         key = (slow.ranks or (slow.rank,), slow.cause)
-        old = found.get(key, RecentLoss(*key, 0.0, 0))
-        found[key] = RecentLoss(*key, old.seconds + slow.seconds_lost, old.steps + slow.steps)
-    costly = [one for one in found.values() if one.seconds >= COSTLY * min(recent, lead.seconds)]
-    return sorted(costly, key=lambda one: one.seconds, reverse=True)
+        old = losses.get(key, RecentLoss(*key, 0.0, 0))
+        losses[key] = RecentLoss(*key, old.seconds + slow.seconds_lost, old.steps + slow.steps)
+    costly = [loss for loss in losses.values() if loss.seconds >= COSTLY * min(recent, lead.seconds)]
+    return sorted(costly, key=lambda loss: loss.seconds, reverse=True)

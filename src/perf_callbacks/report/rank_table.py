@@ -14,7 +14,6 @@ from perf_callbacks.report.units import DASH, duration, long_duration
 from perf_callbacks.stragglers.text import NAMES
 
 MARK = "> "
-"""Prefix of the line of a rank that has a problem."""
 
 WIDEST_NOTE = 32
 
@@ -26,18 +25,15 @@ class _Row(NamedTuple):
     """A rank in the table."""
 
     order: tuple[int, float]
-    """Sort key: ranks with smaller keys come first."""
     rank: int
     note: str
     style: Style
     cells: Sequence[str]
-    """Text of each figure."""
 
 
 def rank_table(
     run: RecordedRun, paces: Sequence[RankPace], losses: Sequence[RecentLoss], columns: int
 ) -> Sequence[Line]:
-    """Render a heading and a line per rank. For a single rank, return no lines."""
     if len(run.ranks) < 2:  # noqa: PLR2004
         return []
     hung = run.hang is not None and run.state in {"hangs", "silent"}
@@ -45,38 +41,42 @@ def rank_table(
 
 
 def _places(run: RecordedRun, columns: int) -> list[Line]:
-    """Render the table of ranks in a hang. A row shows a rank's stage and its innermost line of Python."""
+    """In a hang: each rank's stage and its innermost line of Python."""
     hanging = {stall.rank for stall, _ in run.hanging}
     rows: list[tuple[tuple[float, ...], Line]] = []
     narrow = columns < NARROW
     heading = f"  rank  {'stage':<10}" + ("" if narrow else f"{_GAP}{'for':>7}")
     room = max(8, columns - len(heading) - len(_GAP))
     for ends in run.ranks:
-        rank, found = ends.run.rank, own_stall(ends)
+        rank, noticed = ends.run.rank, own_stall(ends)
         stage, since, place = DASH, DASH, _state(run, ends)
-        if found is not None:
-            stall = found[1]
+        if noticed is not None:
+            stall = noticed[1]
             stage, since = clean(stall.stage, 10), long_duration(finite(stalled_seconds(ends)))
             place = clean(stall.stack[-1], 500) if stall.stack else place
         hangs = rank in hanging
         text = f"{MARK if hangs else '  '}{rank:>4}  {stage:<10}" + ("" if narrow else f"{_GAP}{since:>7}")
         line = styled(f"{text}{_GAP}{cut_left(place, room)}".rstrip(), "bad" if hangs else "")
-        rows.append(((not hangs, found is not None, rank), line))
+        rows.append(((not hangs, noticed is not None, rank), line))
     rows.sort(key=lambda row: row[0])
     return [styled(f"{heading}{_GAP}innermost line", "dim"), *[line for _, line in rows]]
 
 
 def _table(run: RecordedRun, paces: Sequence[RankPace], losses: Sequence[RecentLoss], columns: int) -> list[Line]:
-    known = [name for name in STAGES if any(name in one.stages for one in paces)]
+    stages = [name for name in STAGES if any(name in pace.stages for pace in paces)]
     slow = {rank: loss for loss in reversed(losses) for rank in loss.ranks}
     costs = _costs(run)
     rows: list[_Row] = []
-    for ends, one in zip(run.ranks, paces, strict=True):
-        order, note, style = _problem(run, ends, slow.get(one.rank), costs.get(one.rank))
-        cells = [f"{one.step:,}"[:15], duration(one.step_seconds), *[duration(one.stages.get(name)) for name in known]]
-        rows.append(_Row(order, one.rank, note, style, cells))
+    for ends, pace in zip(run.ranks, paces, strict=True):
+        order, note, style = _problem(run, ends, slow.get(pace.rank), costs.get(pace.rank))
+        cells = [
+            f"{pace.step:,}"[:15],
+            duration(pace.step_seconds),
+            *[duration(pace.stages.get(name)) for name in stages],
+        ]
+        rows.append(_Row(order, pace.rank, note, style, cells))
     rows.sort(key=lambda row: (row.order, row.rank))
-    headings = ["step", "step time", *[_NAMES.get(name, name.removesuffix("_time")) for name in known]]
+    headings = ["step", "step time", *[_NAMES.get(name, name.removesuffix("_time")) for name in stages]]
     widths = [max(map(len, column)) for column in zip(headings, *[row.cells for row in rows], strict=True)]
     ranks = max(4, *[len(str(row.rank)) for row in rows])
     free = columns - len(MARK) - ranks
@@ -94,33 +94,31 @@ def _table(run: RecordedRun, paces: Sequence[RankPace], losses: Sequence[RecentL
 
 
 def _costs(run: RecordedRun) -> dict[int, tuple[float, str]]:
-    """Return the seconds that each slow rank cost the job over the whole run, and the cause."""
-    found = None if run.summary is None else run.summary.stragglers
+    stragglers = None if run.summary is None else run.summary.stragglers
     costs: dict[int, tuple[float, str]] = {}
-    for ranks, cause, seconds, _ in found.named() if found is not None else ():
-        if finite(seconds) is not None and found is not None and seconds >= COSTLY * max(0.0, found.seconds):
+    for ranks, cause, seconds, _ in stragglers.named() if stragglers is not None else ():
+        if finite(seconds) is not None and stragglers is not None and seconds >= COSTLY * max(0.0, stragglers.seconds):
             for rank in ranks:
                 costs.setdefault(rank, (seconds, cause))
     return costs
 
 
 def _fitting(widths: Sequence[int], room: int) -> list[int]:
-    """Return the indices of the columns that fit. The step time has priority, then the stages, then the step number."""
+    """Indices of the columns that fit: first the step time, then the stages, then the step number."""
     wishes = [1, *range(2, len(widths)), 0]
-    found = []
+    columns = []
     for place in wishes:
         need = widths[place] + len(_GAP)
         if need > room:
             break
-        found.append(place)
+        columns.append(place)
         room -= need
-    return sorted(found)
+    return sorted(columns)
 
 
 def _problem(
     run: RecordedRun, ends: FitEnds, slow: RecentLoss | None, cost: tuple[float, str] | None
 ) -> tuple[tuple[int, float], str, Style]:
-    """Return a sort key, by which ranks with grave problems come first, and words and a style for the problem."""
     note = _state(run, ends)
     if note:
         return (0, 0.0), note, "bad"
@@ -136,11 +134,7 @@ def _cause(cause: str) -> str:
 
 
 def _state(run: RecordedRun, ends: FitEnds) -> str:
-    """Return words about a rank that failed, a rank whose process is gone, or a silent rank.
-
-    Return an empty text for a rank in any other state. If the whole run is silent, return an empty text for a silent
-    rank too.
-    """
+    """Say that a rank failed, that its process is gone, or that it is silent while the run is not."""
     if ends.final is not None:
         return f"failed: {clean(ends.final.failure, 60)}" if ends.final.failure else ""
     if ends.signs is not None and ends.signs.gone is not None:

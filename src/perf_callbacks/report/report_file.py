@@ -17,25 +17,25 @@ NAME = "report.html"
 
 
 def fits(source: Path) -> list[FitHistory]:
-    """Return all fits in the journals of a directory, or in a single journal. Raise `ConfigError` if there are none."""
+    """Raise `ConfigError` if there are none."""
     try:
         journals = files(source)
-        found = gather(map(read, journals), [partial(interim.read, journal) for journal in journals])
+        histories = gather(map(read, journals), [partial(interim.read, journal) for journal in journals])
     except OSError as error:
         raise ConfigError(str(error) if error.strerror is None else f"{source}: {error.strerror}") from error
-    if not found:
+    if not histories:
         raise ConfigError(f"{source}: no fit in the journal, which would begin with a `run` record.")
-    return found
+    return histories
 
 
-def chosen(found: list[FitHistory], number: int, within: range | None = None) -> FitHistory:
-    """Return the fit with this number. Number 1 is the first fit, and 0 means the last fit.
+def chosen(histories: list[FitHistory], number: int, within: range | None = None) -> FitHistory:
+    """Number 1 is the first fit, and 0 means the last.
 
-    Raise `ConfigError` if the fit doesn't exist, or if no step of the fit is in `within`.
+    Raise `ConfigError` if it doesn't exist, or if none of its steps is in `within`.
     """
-    if not 0 <= number <= len(found):
-        raise ConfigError(f"fit: got {number}, wanted 1 to {len(found)}, the number of the last fit.")
-    fit = found[number - 1]
+    if not 0 <= number <= len(histories):
+        raise ConfigError(f"fit: got {number}, wanted 1 to {len(histories)}, the number of the last fit.")
+    fit = histories[number - 1]
     ends = [end for _, attempt in fit.attempts if attempt.step for end in (attempt.step[0], attempt.step[-1])]
     if within is not None and not (ends and min(ends) < within.stop and within.start <= max(ends)):
         has = f"{min(ends):,} to {max(ends):,}" if ends else "none"
@@ -59,22 +59,21 @@ def write_parts(path: Path, parts: Iterable[str]) -> None:
 
 
 def write(
-    found: list[FitHistory],
+    histories: list[FitHistory],
     number: int,
     path: Path,
     within: range | None = None,
     other: FitHistory | None = None,
 ) -> None:
-    """Write the report of the fit with this number. The report also shows the second run `other`, if there is one."""
-    chosen(found, number, within)
-    write_parts(path, [render(payload(found, number, within, other))])
+    chosen(histories, number, within)
+    write_parts(path, [render(payload(histories, number, within, other))])
 
 
 def make(journal: Path, run_id: str, clock: Callable[[], float] = perf_counter) -> str:
-    """Write the report of the fit `run_id`, which has just ended, beside its journal. Return a line for the log."""
+    """Write the report of a fit that has just ended beside its journal. Return a line for the log."""
     began = clock()
-    found = fits(journal.parent)
-    number = 1 + next((place for place, fit in enumerate(found) if fit.run_id == run_id), len(found) - 1)
+    histories = fits(journal.parent)
+    number = 1 + next((place for place, fit in enumerate(histories) if fit.run_id == run_id), len(histories) - 1)
     path = journal.with_name(NAME)
-    write(found, number, path)
+    write(histories, number, path)
     return f"report {printable(str(path))} (made in {duration(clock() - began)})"

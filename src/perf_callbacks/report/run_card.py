@@ -16,21 +16,16 @@ from perf_callbacks.report.units import duration, long_duration, when
 T = TypeVar("T")
 
 MOST_STACKS = 2
-"""Largest number of ranks whose stack is shown."""
 
 MOST_FRAMES = 20
-"""Largest number of lines of a stack that are shown. The innermost lines are kept."""
 
 LONGEST_TEXT = 2000
-"""A longer text in a record is cut to this many characters."""
 
 _HTML = '<div><b>{}</b><pre style="white-space: pre-wrap; margin: 0.5em 0 0">{}</pre></div>'
-"""HTML of the verdict and the other lines. The style is inside the element, because a style sheet would change the
-whole notebook."""
+"""The style is inside the element, because a style sheet would change the whole notebook."""
 
 
 def render(run: RecordedRun, columns: int = COLUMNS) -> str:
-    """Render the card of a run: its state, its title, and the table of its summary."""
     width = columns - INDENT
     lines = wrapped(f"{state(run)}.", width=columns)
     lines += [f"  {line}" for line in stacks(run)]
@@ -40,7 +35,6 @@ def render(run: RecordedRun, columns: int = COLUMNS) -> str:
 
 
 def state(run: RecordedRun) -> str:
-    """Describe the state of a run: it ended, failed, goes on, hangs, or gives no sign of life."""
     step = f"step {run.lead.last_step:,}"
     lasted = long_duration(finite(run.lead.seconds))
     ago = f"{long_duration(max(0.0, finite(run.now - run.last_sign) or 0.0))} ago"
@@ -58,17 +52,15 @@ def state(run: RecordedRun) -> str:
 
 
 def _hang(run: RecordedRun) -> str:
-    """Describe a hang: its duration, the last step before it, and its place."""
     lasted = None if run.hang is None else stalled_seconds(run.hang)
     seconds = "" if lasted is None else f"for {long_duration(finite(lasted))} "
-    said = None if run.hang is None else where(run.hang)
+    sentences = None if run.hang is None else where(run.hang)
     places = [f"rank {stall.rank} is in {stall.stage}" for stall, _ in run.hanging]
-    found = _text(said or ", ".join(places)).rstrip(".")
-    return f"{seconds}after step {run.lead.last_step:,}" + (f": {found}" if found else "")
+    place = _text(sentences or ", ".join(places)).rstrip(".")
+    return f"{seconds}after step {run.lead.last_step:,}" + (f": {place}" if place else "")
 
 
 def _silence(run: RecordedRun) -> str:
-    """Describe a run without a sign of life: the possible causes, and its last step or its hang."""
     signs = run.lead.signs
     if signs is None:
         why = "ended without a summary, and a later fit writes the same journal"
@@ -85,14 +77,13 @@ def _silence(run: RecordedRun) -> str:
 
 
 def stacks(run: RecordedRun, most_frames: int = MOST_FRAMES) -> Iterator[str]:
-    """Yield the innermost stack lines of the ranks that cause a hang."""
-    for one, pid in run.hanging[:MOST_STACKS]:
-        if one.stack:
-            who = f"rank {one.rank} in {clean(one.stage)}" if run.lead.run.world_size > 1 else clean(one.stage)
+    for stall, pid in run.hanging[:MOST_STACKS]:
+        if stall.stack:
+            who = f"rank {stall.rank} in {clean(stall.stage)}" if run.lead.run.world_size > 1 else clean(stall.stage)
             process = "" if pid is None else f" (process {pid})"
             yield f"stack of {who}{process}, innermost line last:"
-            yield from (f"  {clean(frame, LONGEST_TEXT)}" for frame in one.stack[-most_frames:])
-    others = [one.rank for one, _ in run.hanging[MOST_STACKS:]]
+            yield from (f"  {clean(frame, LONGEST_TEXT)}" for frame in stall.stack[-most_frames:])
+    others = [stall.rank for stall, _ in run.hanging[MOST_STACKS:]]
     if others:
         yield f"stacks of ranks {listed(others)} are in their journals"
 
@@ -107,7 +98,6 @@ def _about(run: RecordedRun) -> Iterator[str]:
 
 
 def notes(run: RecordedRun) -> Iterator[str]:
-    """Yield remarks on ranks that are missing or silent, and on files that can't be read."""
     silent = [ends.run.rank for ends in run.ranks if ends.final is None and not run.lives(ends)]
     if run.state != "silent" and silent:
         yield f"ranks without a summary and without a sign of life: {listed(silent)}"
@@ -126,7 +116,6 @@ def notes(run: RecordedRun) -> Iterator[str]:
 
 
 def _table(run: RecordedRun, columns: int) -> str:
-    """Render the table of the summary, or the reason why there is no table."""
     summary, final = run.summary, run.lead.final is not None
     took = None if final else run.last_seconds
     pace = "" if took is None else f" The last steps took {duration(finite(took))} each."
@@ -143,7 +132,7 @@ def _table(run: RecordedRun, columns: int) -> str:
 
 
 def verdict(run: RecordedRun) -> str:
-    """Return a sentence that says what limits a run most. Empty means that too little is known."""
+    """Empty: too little is known."""
     summary: Summary | None = run.summary
     try:
         return "" if summary is None else " ".join(cards.verdict(cleaned(summary)).split())
@@ -152,7 +141,6 @@ def verdict(run: RecordedRun) -> str:
 
 
 def facts(run: RecordedRun) -> dict[str, Any]:
-    """Return the state, the pace, the stall and the verdict of a run as values for JSON."""
     hung = run.hang
     summary = run.summary
     stall = None
@@ -161,7 +149,8 @@ def facts(run: RecordedRun) -> dict[str, Any]:
             "seconds": finite(stalled_seconds(hung)),
             "where": where(hung),
             "ranks": [
-                {"rank": one.rank, "stage": one.stage, "stack": [*one.stack], "pid": pid} for one, pid in run.hanging
+                {"rank": stall.rank, "stage": stall.stage, "stack": [*stall.stack], "pid": pid}
+                for stall, pid in run.hanging
             ],
         }
     return {
@@ -181,7 +170,7 @@ def facts(run: RecordedRun) -> dict[str, Any]:
 
 
 def html(summary: Summary) -> str | None:
-    """Render a summary as HTML for notebooks. Return None if values of the summary contradict each other."""
+    """None if values of the summary contradict each other."""
     try:
         first, *others = cards.lines(cleaned(summary))
     except (ArithmeticError, LookupError, ValueError):
@@ -190,17 +179,16 @@ def html(summary: Summary) -> str | None:
 
 
 def cleaned(value: T) -> T:
-    """Return a copy of a record, or of several records, without control characters in the texts."""
     made: object = value
     if isinstance(value, str):
         made = _text(value)
     elif isinstance(value, list | tuple):
-        made = type(value)([cleaned(one) for one in value])
+        made = type(value)([cleaned(item) for item in value])
     elif isinstance(value, Mapping):
-        made = {cleaned(name): cleaned(one) for name, one in value.items()}
+        made = {cleaned(name): cleaned(item) for name, item in value.items()}
     elif dataclasses.is_dataclass(value) and not isinstance(value, type):
         made = dataclasses.replace(
-            value, **{one.name: cleaned(getattr(value, one.name)) for one in dataclasses.fields(value)}
+            value, **{part.name: cleaned(getattr(value, part.name)) for part in dataclasses.fields(value)}
         )
     return made  # type: ignore[return-value]
 

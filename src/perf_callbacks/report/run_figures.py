@@ -12,13 +12,12 @@ from perf_callbacks.report.series import STAGES
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunFigures:
-    """The figures of a run. Rates and times are of a single rank. None means unknown."""
+    """Rates and times are of a single rank."""
 
     run_id: str
     attempt: int = 1
     started_unix: float = 0.0
     directory: str | None = None
-    """Output directory."""
     program: str | None = None
     command_line: str | None = None
     model: str | None = None
@@ -34,22 +33,18 @@ class RunFigures:
     state: str | None = None
     failure: str | None = None
     steps: int = 0
-    """Measured steps."""
     step_seconds: float | None = None
-    """Mean time of a measured step."""
     stage_seconds: Mapping[str, float] = field(default_factory=dict)
-    """Mean time of each stage in a measured step."""
     samples_per_second: float | None = None
     tokens_per_second: float | None = None
     mfu: float | None = None
     hfu: float | None = None
     no_cpu_share: float | None = None
-    """Share of the run in which the training thread waited for a CPU."""
+    """Of the run, in which the training thread waited for a CPU."""
     others_share: float | None = None
     idle_share: float | None = None
     load_average: float | None = None
     cause: str | None = None
-    """Cause of the worst finding."""
     versions: Mapping[str, str] = field(default_factory=dict)
 
     @property
@@ -57,8 +52,10 @@ class RunFigures:
         return Load(self.no_cpu_share, self.others_share, self.idle_share, None, self.load_average)
 
 
-def of(run: Run, summary: Summary | None, *, directory: str | None = None, state: str | None = None) -> RunFigures:
-    """Return the figures of a run. Values that no run can have count as unknown."""
+def from_records(
+    run: Run, summary: Summary | None, *, directory: str | None = None, state: str | None = None
+) -> RunFigures:
+    """Values that no run can have count as unknown."""
     figures = RunFigures(
         run_id=run.run_id,
         attempt=run.attempt,
@@ -81,9 +78,9 @@ def of(run: Run, summary: Summary | None, *, directory: str | None = None, state
     )
     if summary is None:
         return figures
-    load = Load.of(summary.cpu)
+    load = Load.from_summary(summary.cpu)
     seconds, steps = finite(summary.included_seconds), summary.included_steps
-    per_step = {name: _per(finite(one), steps) for name, one in summary.stage_seconds.items() if name in STAGES}
+    per_step = {name: _per(finite(amount), steps) for name, amount in summary.stage_seconds.items() if name in STAGES}
     sharing = summary.memory.data_parallel if summary.memory is not None else run.data_parallel
     return replace(
         figures,
@@ -91,7 +88,7 @@ def of(run: Run, summary: Summary | None, *, directory: str | None = None, state
         failure=summary.failure,
         steps=steps,
         step_seconds=_per(seconds, steps),
-        stage_seconds={name: one for name, one in per_step.items() if one is not None},
+        stage_seconds={name: amount for name, amount in per_step.items() if amount is not None},
         samples_per_second=_per(finite(summary.included_samples), seconds),
         tokens_per_second=_per(finite(summary.included_tokens), seconds),
         mfu=finite(summary.mfu),
@@ -105,16 +102,16 @@ def of(run: Run, summary: Summary | None, *, directory: str | None = None, state
 
 
 def flat(figures: RunFigures) -> dict[str, Any]:
-    """Return the figures as a flat dict of plain values, with keys such as `data_time` and `version_torch`."""
-    found = asdict(figures)
-    stages, versions = found.pop("stage_seconds"), found.pop("versions")
+    """With keys such as `data_time` and `version_torch`."""
+    values = asdict(figures)
+    stages, versions = values.pop("stage_seconds"), values.pop("versions")
     return {
-        **found,
+        **values,
         **{name: stages.get(name) for name in STAGES},
         **{f"version_{name}": version for name, version in versions.items()},
     }
 
 
 def _per(amount: float | None, whole: float | None) -> float | None:
-    """Return the quotient, or None if the quotient is unknown or impossible."""
+    """None also if the quotient is impossible."""
     return None if amount is None or not whole else finite(amount / whole)

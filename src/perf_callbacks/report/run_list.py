@@ -14,30 +14,27 @@ from perf_callbacks.report.recorded_run import RecordedRun
 from perf_callbacks.report.units import DASH, duration, percent, when
 
 MOST_LEVELS = 12
-"""Largest depth of the directories that are searched."""
 
 _HEADINGS = ("started (UTC)", "state", "steps", "step time", "MFU", "job", "host", "run", "directory", "verdict")
 
 _RIGHT = {_HEADINGS.index(name) for name in ("steps", "step time", "MFU")}
 
 _ALWAYS = {"started (UTC)", "state", "steps", "run", "directory"}
-"""Columns that are shown even if all of their cells are empty."""
+"""Shown even if all of their cells are empty."""
 
 
 def folders(directory: Path, unreadable: list[str]) -> Iterator[Path]:
-    """Yield the directories with journals at or below a directory. Links and hidden directories are not followed.
+    """Directories with journals at or below this one. Links and hidden directories are not followed.
 
-    Args:
-        directory: The directory in which the search begins.
-        unreadable: List to which the search adds the directories that can't be read.
+    Directories that can't be read are added to `unreadable`.
     """
     below = [(str(directory), 0)]
     while below:
         path, level = below.pop()
         journals, inner = False, []
         try:
-            with os.scandir(path) as found:
-                for entry in found:
+            with os.scandir(path) as entries:
+                for entry in entries:
                     if entry.name.startswith("rank") and entry.name.endswith(".jsonl"):
                         journals = journals or entry.is_file()
                     elif not entry.name.startswith(".") and entry.is_dir(follow_symlinks=False):
@@ -52,7 +49,6 @@ def folders(directory: Path, unreadable: list[str]) -> Iterator[Path]:
 
 
 def table(runs: Sequence[RecordedRun], top: Path) -> list[str]:
-    """Render a heading, and below it a line for each run. Columns without any value are left out."""
     rows = [_row(run, top) for run in runs]
     shown = [
         place for place, name in enumerate(_HEADINGS) if name in _ALWAYS or any(row[place] != DASH for row in rows)
@@ -82,13 +78,13 @@ def _row(run: RecordedRun, top: Path) -> Sequence[str]:
 def facts(run: RecordedRun) -> dict[str, Any]:
     record = run.lead.run
     about = ("run_id", "attempt", "started_unix", "job_id", "host", "program", "command_line", "model", "world_size")
-    known = {name: getattr(record, name) for name in about}
-    known["started_unix"] = finite(record.started_unix)
-    found = run_card.facts(run)
-    verdict = found.pop("verdict")
-    return {**found, **known, "verdict": verdict}
+    values = {name: getattr(record, name) for name in about}
+    values["started_unix"] = finite(record.started_unix)
+    card = run_card.facts(run)
+    verdict = card.pop("verdict")
+    return {**card, **values, "verdict": verdict}
 
 
 def cut(lines: Iterable[str], columns: int | None) -> list[str]:
-    """Cut lines at the width of a terminal. If `columns` is None, as for a pipe, return whole lines."""
+    """None, as for a pipe: whole lines."""
     return [line if columns is None or len(line) <= columns else f"{line[: columns - 1]}…" for line in lines]

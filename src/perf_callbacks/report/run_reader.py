@@ -17,9 +17,7 @@ from perf_callbacks.report.recorded_run import RecordedRun
 class RunReader:
     """Finds runs, and reads the first and last records of their journals.
 
-    Args:
-        read: Function that reads a journal.
-        complain: Function that gets a line about each directory or journal that can't be read.
+    `complain` gets a line about each directory or journal that can't be read.
     """
 
     def __init__(
@@ -31,64 +29,60 @@ class RunReader:
         self._locks = read_locks()
 
     def refresh_locks(self) -> None:
-        """Update the list of files that processes of this machine have locked."""
         self._locks = read_locks()
 
     def below(self, top: Path) -> list[RecordedRun]:
-        """Return all runs in and below a directory, the newest run first. Only the lowest rank of each run is read.
+        """The newest first, with only the lowest rank of each run.
 
         Raise `ConfigError` if there is no run, or if the system refuses access to the directory.
         """
         unreadable: list[str] = []
-        found = [one for journals in journals_below(top, unreadable) for one in self._leads(journals)]
+        runs = [run for journals in journals_below(top, unreadable) for run in self._leads(journals)]
         for path in unreadable:
             self._complain(f"{printable(path)}: this directory can't be read")
-        if not found:
+        if not runs:
             raise ConfigError(f"{top}: no run in or below this directory. A run writes {FOLDER}/rank<k>.jsonl.")
-        return recorded_run.merge(found)
+        return recorded_run.merge(runs)
 
     def nearest(self, top: Path) -> list[RecordedRun]:
-        """Return the runs in a directory, the newest run first. If there are none, return the runs below the directory.
-
-        Only the lowest rank of each run is read.
-        """
-        direct = [one for folder in (top, top / FOLDER) for one in self._leads(files_of_lowest_rank(folder))]
+        """Like `below`, but runs below the directory only if there are none in it."""
+        direct = [run for folder in (top, top / FOLDER) for run in self._leads(files_of_lowest_rank(folder))]
         return recorded_run.merge(direct) or self.below(top)
 
-    def whole(self, found: RecordedRun) -> RecordedRun:
-        """Return a run with all of its ranks. The argument holds only the lowest rank."""
-        known = {ends.journal for ends in found.ranks}
-        run_id, others = found.lead.run.run_id, list[FitEnds]()
-        for folder in dict.fromkeys([path.parent for path in sorted(known)]) if found.lead.run.world_size > 1 else ():
-            journals = [path for path in files(folder) if path.parent == folder and path not in known]
+    def whole(self, run: RecordedRun) -> RecordedRun:
+        journals_read = {ends.journal for ends in run.ranks}
+        run_id, others = run.lead.run.run_id, list[FitEnds]()
+        for folder in (
+            dict.fromkeys([path.parent for path in sorted(journals_read)]) if run.lead.run.world_size > 1 else ()
+        ):
+            journals = [path for path in files(folder) if path.parent == folder and path not in journals_read]
             others += [ends for path in journals for ends in self._ends(path) if ends.run.run_id == run_id]
-        return recorded_run.gather([*found.ranks, *others], found.now)[0]
+        return recorded_run.gather([*run.ranks, *others], run.now)[0]
 
-    def again(self, found: RecordedRun) -> RecordedRun | None:
-        """Read the journals of a run again. Return None if the run is gone."""
-        run_id = found.lead.run.run_id
-        fits = [ends for one in found.ranks for ends in self._ends(one.journal) if ends.run.run_id == run_id]
+    def again(self, run: RecordedRun) -> RecordedRun | None:
+        """None if the run is gone."""
+        run_id = run.lead.run.run_id
+        fits = [ends for rank in run.ranks for ends in self._ends(rank.journal) if ends.run.run_id == run_id]
         return recorded_run.gather(fits, unix_time())[0] if fits else None
 
     def _leads(self, journals: Iterable[Path]) -> list[RecordedRun]:
-        """Read the runs in the journals of a directory."""
         return recorded_run.gather([ends for journal in journals for ends in self._ends(journal)], unix_time())
 
     def _ends(self, journal: Path) -> list[FitEnds]:
-        """Return the first and last records of each fit in a journal. Print a line if the journal can't be read."""
+        """Print a line if the journal can't be read."""
         try:
-            found = self._read(journal, self._locks)
+            ends = self._read(journal, self._locks)
         except OSError as error:
             let_pass(error)
             self._complain(f"{printable(str(journal))}: {error.strerror or error}")
             return []
-        if not found:
+        if not ends:
             self._complain(f"{printable(str(journal))}: no `run` record can be read")
-        return found
+        return ends
 
 
 def journals_below(top: Path, unreadable: list[str]) -> list[list[Path]]:
-    """Return the journals of the lowest rank for each directory in and below a directory, or a single journal.
+    """The lowest rank's journals of each directory, or a single journal.
 
     Raise `ConfigError` if the system refuses access. Directories that can't be read are added to `unreadable`.
     """

@@ -11,18 +11,14 @@ from perf_callbacks.report.opening_card import TIMELINES
 from perf_callbacks.report.units import count, when
 
 LONGEST = 48
-"""Largest number of characters of each part of a title."""
 
 MOST_COMMAND, MOST_FACT = 600, 120
-"""Largest number of characters of the command line below a title, and of any other fact below it."""
 
 MOST_HOSTS = 4
 
 
 def title(run: Run) -> str:
-    """Return program, model and host of a run.
-
-    If neither program nor model is known, the run's integration and id replace them.
+    """Program, model and host, or else the integration and the run's id.
 
     >>> title(Run(run_id="a", attempt=1, step=0, rank=0, world_size=1, device="cpu", timeline="host", door="loop",
     ...     versions={}, config={}, started_unix=0.0, program="/home/me/train.py", model="Llama", host="node7"))
@@ -34,8 +30,8 @@ def title(run: Run) -> str:
 def subject(run: Run) -> str:
     path = PurePosixPath((run.program or "").replace("\\", "/"))
     program = path.parent.name if path.name == "__main__.py" else path.name  # a directory or an archive
-    known = [_short(part) for part in (program if program != "-c" else "", run.model) if part]
-    return " · ".join(known) or f"{_short(run.door)} {_short(run.run_id)[:8]}"
+    parts = [_short(part) for part in (program if program != "-c" else "", run.model) if part]
+    return " · ".join(parts) or f"{_short(run.door)} {_short(run.run_id)[:8]}"
 
 
 def details(run: Run, ranks: int) -> str:
@@ -47,7 +43,6 @@ def details(run: Run, ranks: int) -> str:
 
 
 def heading(fit: FitHistory) -> dict[str, Any]:
-    """Return the title of the page, and the facts about a run below the title."""
     run = fit.run
     several = f"{fit.world_size:,}" if fit.world_size > 1 else "1 process"
     size = f"{count(run.parameters)} parameters" if run.parameters and run.parameters > 0 else ""
@@ -79,6 +74,5 @@ def hosts(fit: FitHistory) -> str:
 
 
 def _short(text: str) -> str:
-    """Return a text without line breaks, cut in the middle if it is long."""
     text = re.sub(r"\s+", " ", text)
     return text if len(text) <= LONGEST else f"{text[: LONGEST // 2]}…{text[1 - LONGEST // 2 :]}"

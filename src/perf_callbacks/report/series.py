@@ -12,16 +12,14 @@ from statistics import median
 from perf_callbacks.report.history import TIMES, Attempt, FitHistory
 
 BUCKETS = 2000
-"""Largest number of points of a line."""
 
 SLOW = 1.5
-"""A step is slow if it takes more than this many times the median step time of its rank."""
+"""Least time of a slow step, in median step times of its rank."""
 
 OUTLIERS = 250
-"""Largest number of slow steps that are listed."""
 
 SAMPLED = 5_000
-"""Medians of a long run are computed from a sample of its steps. The sample has fewer than `2 * SAMPLED` steps."""
+"""Medians come from a sample of fewer than twice as many steps."""
 
 STAGES = tuple(name for name in TIMES if name not in {"step_time", "model_flops"})
 
@@ -29,8 +27,7 @@ WAITING = ("backward_time", "communication_time")
 """Stages in which ranks wait for each other."""
 
 OWN = tuple(name for name in STAGES if name not in WAITING)
-"""Stages in which a slow rank is slower than other ranks. In the stages of `WAITING`, other ranks wait for the slow
-rank."""
+"""Stages in which a slow rank is slower than the others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,11 +38,11 @@ class Outlier:
     rank: int
     seconds: float
     reason: str | None
-    """Reason why the step is excluded from means and rates, or None if the step is not excluded."""
+    """Why the step is excluded from means and rates."""
 
 
 class Axis:
-    """Step axis of a chart, for one or several fits. Each bucket of the axis has the same number of steps."""
+    """Step axis of a chart, for one or several fits, in buckets of equally many steps."""
 
     def __init__(self, fits: Iterable[FitHistory], most: int, within: range | None = None) -> None:
         self.within = within
@@ -65,7 +62,6 @@ class Axis:
         return [self.first + place * self.width + (self.width - 1) / 2 for place in range(self.count)]
 
     def cut(self, attempt: Attempt, lower: int, upper: int) -> Iterator[tuple[int, int, int]]:
-        """Divide the steps in `range(lower, upper)` among the buckets. Yield bucket, first index and end index."""
         while lower < upper:
             bucket = (attempt.step[lower] - self.first) // self.width
             end = bisect_left(attempt.step, self.first + (bucket + 1) * self.width, lower, upper)
@@ -74,10 +70,7 @@ class Axis:
 
 
 def kept(fit: FitHistory, within: range | None = None) -> Iterator[tuple[int, Attempt, int, int]]:
-    """Yield rank, attempt, first index and end index for the steps of each attempt.
-
-    If a later attempt repeats a step, only the later attempt's step is kept.
-    """
+    """Yield rank, attempt, first index and end index. Steps that a later attempt repeats are left out."""
     for rank in sorted(fit.ranks):
         for attempt, end in fit.kept(rank):
             if within is None:
@@ -88,7 +81,7 @@ def kept(fit: FitHistory, within: range | None = None) -> Iterator[tuple[int, At
 
 
 def included(attempt: Attempt, lower: int, upper: int) -> Sequence[int]:
-    """Return the indices of measured steps in `range(lower, upper)`, without excluded steps."""
+    """Indices of measured steps in `range(lower, upper)`, without excluded ones."""
     times = attempt.columns["step_time"]
     if not attempt.excluded:
         return [place for place in range(lower, upper) if times[place] > 0]
@@ -96,24 +89,22 @@ def included(attempt: Attempt, lower: int, upper: int) -> Sequence[int]:
 
 
 def left_out(fit: FitHistory, within: range | None = None) -> "Counter[str]":
-    """Return how many steps of all ranks are excluded for each reason."""
-    found: Counter[str] = Counter()
+    numbers: Counter[str] = Counter()
     for _, attempt, lower, upper in kept(fit, within):
         times = attempt.columns["step_time"]
         without = sum(not times[place] > 0 for place in range(lower, upper))
         first, last = (attempt.step[lower], attempt.step[upper - 1]) if upper > lower else (0, -1)
         reasons = [reason for step, reason in attempt.excluded.items() if first <= step <= last]
-        found.update(reasons)
-        found["without a time"] += max(0, without - reasons.count("lost") - reasons.count("captured"))
-    return +found
+        numbers.update(reasons)
+        numbers["without a time"] += max(0, without - reasons.count("lost") - reasons.count("captured"))
+    return +numbers
 
 
 class Band:
-    """Minimum, mean and maximum of a ratio in each bucket. None means that the bucket has no value."""
+    """Minimum, mean and maximum of a ratio in each bucket; None: the bucket has no value."""
 
     def __init__(self, count: int) -> None:
         self.above: list[float] = [0] * count
-        """Sum of the numerators in each bucket. `below` is the sum of the denominators."""
         self.below: list[float] = [0] * count
         self.least: list[float | None] = [None] * count
         self.most: list[float | None] = [None] * count
@@ -128,7 +119,10 @@ class Band:
 
     @property
     def mean(self) -> list[float | None]:
-        return [one / other if other else None for one, other in zip(self.above, self.below, strict=True)]
+        return [
+            sum_above / sum_below if sum_below else None
+            for sum_above, sum_below in zip(self.above, self.below, strict=True)
+        ]
 
 
 @dataclass(slots=True)
@@ -136,37 +130,29 @@ class StepSeries:
     """All series that the page draws over the steps."""
 
     axis: Axis
-    """Step axis of the charts. If a second run shares the axis, the axis also covers the steps of that run."""
     ends: tuple[int, int]
-    """First and last step of the fit."""
     times: Band
-    """Seconds per step."""
     flops_per_second: Band
-    """Model FLOPs per second."""
     shares: dict[str, list[float | None]]
-    """Share of each stage in the step time, for each bucket."""
     mean_seconds: float | None
-    """Mean time of a step."""
     stage_seconds: dict[str, float]
-    """Time of each stage, summed over all steps in the chart and over all ranks."""
+    """Summed over all drawn steps and all ranks."""
     seconds: float
-    """Time of all drawn steps of all ranks."""
+    """Of all drawn steps of all ranks."""
     steps: int
-    """Number of drawn steps, over all ranks."""
     flops: float
-    """Model FLOPs of the drawn steps whose FLOPs are known."""
+    """Of the drawn steps whose FLOPs are known."""
     flops_seconds: float
-    """Time of the drawn steps whose FLOPs are known."""
+    """Of the drawn steps whose FLOPs are known."""
     flops_steps: int
-    """Number of the drawn steps whose FLOPs are known."""
+    """Of the drawn steps whose FLOPs are known."""
 
 
 def series(fit: FitHistory, axis: Axis) -> StepSeries:
-    """Return the series of a fit over the buckets of an axis."""
     own = Axis([fit], BUCKETS, axis.within)
     times, rates = Band(axis.count), Band(axis.count)
     stages = {name: [0.0] * axis.count for name in STAGES}
-    known: set[str] = set()
+    names: set[str] = set()
     flops_steps = 0
     for _, attempt, lower, upper in kept(fit, axis.within):
         columns = attempt.columns
@@ -180,7 +166,7 @@ def series(fit: FitHistory, axis: Axis) -> StepSeries:
                 column = columns[name]
                 if not isnan(column[places[0]]):
                     sums[bucket] += sum([value for value in [column[place] for place in places] if value > 0])
-                    known.add(name)
+                    names.add(name)
             column = columns["model_flops"]
             worked = [
                 (column[place], second) for place, second in zip(places, took, strict=True) if not isnan(column[place])
@@ -197,10 +183,10 @@ def series(fit: FitHistory, axis: Axis) -> StepSeries:
         shares={
             name: [part / whole if whole else None for part, whole in zip(stages[name], times.above, strict=True)]
             for name in STAGES
-            if name in known
+            if name in names
         },
         mean_seconds=seconds / number if number else None,
-        stage_seconds={name: sum(stages[name]) for name in STAGES if name in known},
+        stage_seconds={name: sum(stages[name]) for name in STAGES if name in names},
         seconds=seconds,
         steps=number,
         flops=sum(rates.above),
@@ -210,48 +196,39 @@ def series(fit: FitHistory, axis: Axis) -> StepSeries:
 
 
 def medians(fit: FitHistory, rank: int) -> dict[str, float]:
-    """Return the median of each column over a rank's steps. In a long run, use a sample of some thousand steps."""
-    found: dict[str, list[float]] = {name: [] for name in TIMES}
+    """In a long run, from a sample of some thousand steps."""
+    columns: dict[str, list[float]] = {name: [] for name in TIMES}
     parts = fit.kept(rank)
     stride = max(1, sum(upper for _, upper in parts) // SAMPLED)
     for attempt, upper in parts:
         for place in included(attempt, 0, upper)[::stride]:
-            for name, values in found.items():
+            for name, values in columns.items():
                 value = attempt.columns[name][place]
                 if not isnan(value):
                     values.append(value)
-    return {name: median(values) for name, values in found.items() if values}
+    return {name: median(values) for name, values in columns.items() if values}
 
 
 def outliers(fit: FitHistory, usual: Mapping[int, Mapping[str, float]], within: range | None = None) -> list[Outlier]:
-    """Return the slowest steps of all ranks, sorted by step and rank.
-
-    The list may contain steps that are excluded from means.
-
-    Args:
-        fit: The fit.
-        usual: Median time of a step and of each stage, by rank.
-        within: Only these steps are searched. None means all steps.
-    """
-    found: list[Outlier] = []
+    """The slowest steps of all ranks, perhaps excluded from means. `usual` are the medians by rank."""
+    steps: list[Outlier] = []
     for rank, attempt, lower, upper in kept(fit, within):
         floor = SLOW * usual[rank].get("step_time", 0.0)
         times = attempt.columns["step_time"]
         slow = [place for place in range(lower, upper) if times[place] > floor]
-        found += [
+        steps += [
             Outlier(attempt.step[place], rank, times[place], attempt.excluded.get(attempt.step[place]))
             for place in nlargest(OUTLIERS, slow, key=times.__getitem__)
         ]
-    return sorted(nlargest(OUTLIERS, found, key=lambda one: one.seconds), key=lambda one: (one.step, one.rank))
+    return sorted(nlargest(OUTLIERS, steps, key=lambda step: step.seconds), key=lambda step: (step.step, step.rank))
 
 
 def short(values: Iterable[float | None], digits: int = 4) -> list[float | None]:
-    """Round values to `digits` significant digits."""
     return [None if value is None else rounded(value, digits) for value in values]
 
 
 def rounded(value: float, digits: int = 4) -> float | None:
-    """Round a value to `digits` significant digits. Return None if the value is infinite or NaN."""
+    """None if the value is infinite or NaN."""
     if not isfinite(value):
         return None
     short = float(f"{value:.{digits}g}")

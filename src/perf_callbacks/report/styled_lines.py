@@ -8,10 +8,9 @@ from perf_callbacks.report.layout import ends
 Style = Literal["", "dim", "strong", "good", "warning", "bad"]
 
 _ASCII = str.maketrans({"█": "#", "·": "-", "—": "-", "…": "~", "≥": ">"})
-"""Replacements of characters that an encoding, such as ASCII, may lack."""
 
 NARROW = 60
-"""On a terminal with fewer columns, `perf-callbacks watch` leaves out some figures."""
+"""With fewer columns, `perf-callbacks watch` leaves out some figures."""
 
 
 class StyledText(NamedTuple):
@@ -33,21 +32,21 @@ def plain(line: Line) -> str:
 
 
 def cut(line: Line, columns: int) -> Line:
-    """Cut the end of a line that is longer than `columns` characters.
+    """Cut the end.
 
     >>> plain(cut((StyledText("rank 3"), StyledText(" is slow")), 10)), plain(cut(styled("rank 3"), 10))
     ('rank 3 is…', 'rank 3')
     """
     if sum([len(span.text) for span in line]) <= columns:
         return line
-    found, left = [], columns - 1
+    spans, left = [], columns - 1
     for span in line:
-        found.append(StyledText(span.text[:left], span.style))
+        spans.append(StyledText(span.text[:left], span.style))
         left -= len(span.text)
         if left < 0:
             break
-    last = found[-1]
-    return (*found[:-1], StyledText(f"{last.text}…", last.style))
+    last = spans[-1]
+    return (*spans[:-1], StyledText(f"{last.text}…", last.style))
 
 
 def cut_left(text: str, columns: int) -> str:

@@ -20,45 +20,45 @@ from perf_callbacks.report.units import DASH, duration, percent, rate, size, whe
 from perf_callbacks.stragglers.text import NAMES, REMEDIES, rank_numbers, verdict_remedy
 
 TEXT, NUMBER, CODE, LABEL = "text", "number", "code", "label"
-"""Kinds of table columns. The page never breaks the text of a `LABEL` column into several lines."""
+"""Kinds of columns. The page never breaks a `LABEL` into several lines."""
 
 GIGA = 1e9
 
 MOST_ROWS = 50
 
 MOST_SLOW = 12
-"""Largest number of rows of the table of slow steps."""
 
 MOST_FACT = 4096
-"""Largest number of characters of a fact about a run, such as its command line or its packages."""
 
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """A table, and a sentence that explains the table."""
+    """A table, and a sentence that explains it."""
 
     title: str
     columns: Sequence[tuple[str, str]]
-    """Heading and kind of each column."""
     rows: Sequence[Sequence[str]]
     note: str = ""
 
 
 def findings(fit: FitHistory) -> Table | None:
     summary = fit.hang or fit.summary
-    found: Sequence[Finding] = summary.findings if summary is not None else fit.first[-1].of(Finding)
-    rows = [(one.cause, DASH if one.share is None else f"{one.share:.0%}", one.evidence, one.remedy) for one in found]
+    causes: Sequence[Finding] = summary.findings if summary is not None else fit.first[-1].records(Finding)
+    rows = [
+        (finding.cause, DASH if finding.share is None else f"{finding.share:.0%}", finding.evidence, finding.remedy)
+        for finding in causes
+    ]
     columns = [("cause", TEXT), ("could save", NUMBER), ("evidence", TEXT), ("try", CODE)]
     note = "Could save: at most this share of the wall time after startup."
     return Table("What limits the run", columns, rows, note) if rows else None
 
 
 def ranks(usual: Mapping[int, Mapping[str, float]]) -> Table | None:
-    """Tabulate the median times of each rank. Of more than `MOST_ROWS` ranks, show only the slowest ones."""
+    """Of more than `MOST_ROWS` ranks, only the slowest ones."""
     if len(usual) == 1:
         return None
-    names = [name for name in ("step_time", *STAGES) if any(name in found for found in usual.values())]
-    middle = {name: median([found[name] for found in usual.values() if name in found]) for name in names}
+    names = [name for name in ("step_time", *STAGES) if any(name in medians for medians in usual.values())]
+    middle = {name: median([medians[name] for medians in usual.values() if name in medians]) for name in names}
 
     def excess(rank: int) -> float:
         return max((usual[rank][name] - middle[name] for name in OWN if name in usual[rank]), default=0.0)
@@ -73,17 +73,11 @@ def ranks(usual: Mapping[int, Mapping[str, float]]) -> Table | None:
 
 
 def slow_steps(fit: FitHistory, slow: Sequence[Outlier], usual: Mapping[int, Mapping[str, float]]) -> Table | None:
-    """Tabulate the slowest steps and their causes.
-
-    Args:
-        fit: The fit.
-        slow: The slow steps of all ranks.
-        usual: Median time of a step and of each stage, by rank.
-    """
+    """`usual` are the medians by rank."""
     slowest: dict[int, Outlier] = {}
-    for one in sorted(slow, key=lambda one: one.seconds, reverse=True):
-        slowest.setdefault(one.step, one)
-    rows = [_slow_step(fit, one, usual) for one in [*slowest.values()][:MOST_SLOW]]
+    for step in sorted(slow, key=lambda step: step.seconds, reverse=True):
+        slowest.setdefault(step.step, step)
+    rows = [_slow_step(fit, step, usual) for step in [*slowest.values()][:MOST_SLOW]]
     columns = [
         ("step", NUMBER),
         ("time", NUMBER),
@@ -100,18 +94,20 @@ def slow_steps(fit: FitHistory, slow: Sequence[Outlier], usual: Mapping[int, Map
 
 
 def _slow_step(fit: FitHistory, slowest: Outlier, usual: Mapping[int, Mapping[str, float]]) -> tuple[str, ...]:
-    found: list[tuple[float, int, str]] = []
+    excesses: list[tuple[float, int, str]] = []
     gc_seconds = 0.0
     for rank, attempt, lower, upper in kept(fit):
         place = bisect_left(attempt.step, slowest.step, lower, upper)
         if place == upper or attempt.step[place] != slowest.step:
             continue
         excess = {name: attempt.columns[name][place] - usual[rank].get(name, 0.0) for name in STAGES}
-        found += [(seconds, rank, name) for name, seconds in excess.items() if not isnan(seconds)]
-        gc_seconds = max(gc_seconds, sum([pause.seconds for pause in attempt.of(Gc) if pause.step == slowest.step]))
+        excesses += [(seconds, rank, name) for name, seconds in excess.items() if not isnan(seconds)]
+        gc_seconds = max(
+            gc_seconds, sum([pause.seconds for pause in attempt.records(Gc) if pause.step == slowest.step])
+        )
     stages = STAGES if len(fit.ranks) == 1 else OWN
-    cause = max((one for one in found if one[2] in stages), default=None)
-    waited = max((one for one in found if one[2] in WAITING), default=None)
+    cause = max((part for part in excesses if part[2] in stages), default=None)
+    waited = max((part for part in excesses if part[2] in WAITING), default=None)
     if cause is None or (waited is not None and cause[0] < waited[0] / 2):
         cause = waited  # if no rank came late, a backward that is slow on all ranks is the cause itself
     usual_seconds = usual[slowest.rank].get("step_time")
@@ -127,12 +123,12 @@ def _slow_step(fit: FitHistory, slowest: Outlier, usual: Mapping[int, Mapping[st
 
 
 def products(count: Flops, *, tensor_cores: bool) -> Table | None:
-    """Tabulate the heaviest products, with advice on their shapes."""
+    """The heaviest ones, with advice on their shapes."""
     rows = []
     for operation, shapes, dtype, flops in count.products:
         advice = "; ".join(
-            f"{one.size:,} is no multiple of 8; {one.better:,} is"
-            for one in misaligned([(operation, shapes, dtype, flops)])
+            f"{size.size:,} is no multiple of 8; {size.better:,} is"
+            for size in misaligned([(operation, shapes, dtype, flops)])
         )
         share = flops / count.hardware_flops if count.hardware_flops > 0 else None
         cells = [operation.removeprefix("aten::"), shapes, dtype, units.count(flops), percent(share)]
@@ -150,7 +146,6 @@ def products(count: Flops, *, tensor_cores: bool) -> Table | None:
 
 
 def uncounted(count: Flops, summary: Summary | None) -> Table:
-    """Tabulate the work that the FLOP count leaves out, and the copies and reads that slow a step down."""
     rows = [
         *[("not counted", name, f"{calls:,} calls") for name, calls in count.uncounted.items()],
         *[("error in counting", name, f"{calls:,} calls") for name, calls in count.errors.items()],
@@ -184,8 +179,8 @@ def phases(count: Flops) -> Table | None:
 
 
 def checklist(fit: FitHistory) -> Table | None:
-    """Tabulate the items of the checklist. If an item has several records, its last record counts."""
-    last = {item.item: item for item in fit.first[-1].of(Checklist)}
+    """The last record of each item counts."""
+    last = {item.item: item for item in fit.first[-1].records(Checklist)}
     rows = [
         (
             name,
@@ -201,11 +196,10 @@ def checklist(fit: FitHistory) -> Table | None:
 
 
 def stragglers(summary: Summary) -> Table | None:
-    """Tabulate the seconds that slow ranks cost the job."""
-    found, remedy = summary.stragglers, verdict_remedy(summary.findings)
-    if found is None or not found.steps:
+    stragglers, remedy = summary.stragglers, verdict_remedy(summary.findings)
+    if stragglers is None or not stragglers.steps:
         return None
-    several = found.slowdown is not None
+    several = stragglers.slowdown is not None
     rows = [
         (
             rank_numbers(ranks),
@@ -214,27 +208,26 @@ def stragglers(summary: Summary) -> Table | None:
             f"{steps:,}",
             ((remedy if place == 0 else "") or REMEDIES.get(cause, "")) if several else "",
         )
-        for place, (ranks, cause, seconds, steps) in enumerate(found.named())
+        for place, (ranks, cause, seconds, steps) in enumerate(stragglers.named())
     ]
-    parts = [f"In {found.steps:,} compared steps, {duration(found.seconds)} in all."]
-    if found.slowdown is not None:
-        parts.append(f"A step takes {rate(found.slowdown)} times as long as with healthy ranks and even work.")
+    parts = [f"In {stragglers.steps:,} compared steps, {duration(stragglers.seconds)} in all."]
+    if stragglers.slowdown is not None:
+        parts.append(f"A step takes {rate(stragglers.slowdown)} times as long as with healthy ranks and even work.")
     for what, seconds in (
-        ("Uneven batches", found.uneven_batches_seconds),
-        ("Uneven stages of the pipeline", found.uneven_stages_seconds),
-        ("Chance", found.chance_seconds),
+        ("Uneven batches", stragglers.uneven_batches_seconds),
+        ("Uneven stages of the pipeline", stragglers.uneven_stages_seconds),
+        ("Chance", stragglers.chance_seconds),
     ):
         if seconds:
             parts.append(f"{what} cost {duration(seconds)}.")
-    if found.backward_waiting is not None:
-        parts.append(f"At most {found.backward_waiting:.0%} of rank 0's backward is waiting for other ranks.")
+    if stragglers.backward_waiting is not None:
+        parts.append(f"At most {stragglers.backward_waiting:.0%} of rank 0's backward is waiting for other ranks.")
     columns = [("rank", NUMBER), ("cause", TEXT), ("cost", NUMBER), ("steps", NUMBER), ("try", TEXT)]
     title = "Stragglers" if several else "Steps that took unusually long"
     return Table(title, columns, rows[:MOST_ROWS], " ".join(parts)) if rows else None
 
 
 def stalls(fit: FitHistory) -> Table | None:
-    """Tabulate the stalls of all ranks."""
     rows = [
         (
             f"{stall.step:,}",
@@ -250,22 +243,24 @@ def stalls(fit: FitHistory) -> Table | None:
 
 
 def distinct_stalls(fit: FitHistory) -> list[Stall]:
-    """Return the stalls of all ranks, sorted by step. Rank 0 also records other ranks' stalls, so drop duplicates."""
-    found = {(stall.step, stall.rank, stall.stage): stall for _, attempt in fit.attempts for stall in attempt.of(Stall)}
-    return sorted(found.values(), key=lambda stall: (stall.step, stall.rank))
+    """By step. Rank 0 also records other ranks' stalls, so drop duplicates."""
+    distinct = {
+        (stall.step, stall.rank, stall.stage): stall for _, attempt in fit.attempts for stall in attempt.records(Stall)
+    }
+    return sorted(distinct.values(), key=lambda stall: (stall.step, stall.rank))
 
 
 def stalled_seconds(fit: FitHistory, stall: Stall) -> float:
-    """Return the duration of the step, evaluation or checkpoint in which a rank stalled.
+    """Of the step, evaluation or checkpoint in which a rank stalled.
 
-    If the journal doesn't show an end, the duration ends at the time of the rank's last journal record. If the journal
-    of the rank is missing, return the time that had passed when the stall was noticed.
+    If the journal doesn't show an end, it is the time of the rank's last journal record. If the journal of the rank is
+    missing, return the time that had passed when the stall was noticed.
     """
     for attempt in reversed(fit.ranks.get(stall.rank, [])):
         noticed = [entry.t for entry in attempt.entries if entry.record == stall]
         if not noticed:
             continue
-        for span in attempt.of(Span):
+        for span in attempt.records(Span):
             if (span.kind, span.step) == (stall.stage, stall.step):
                 return float(span.seconds)
         if attempt.step and attempt.step[-1] > stall.step:
@@ -276,7 +271,6 @@ def stalled_seconds(fit: FitHistory, stall: Stall) -> float:
 
 
 def environment(fit: FitHistory) -> Table:
-    """Tabulate facts about the run, the versions of packages, and the settings."""
     run = fit.run
     facts = {
         "program": run.program,

@@ -18,18 +18,17 @@ REASONS = {
     "first": "first step of an attempt",
     "profiled": "torch.profiler",
 }
-"""Readable names of some reasons to exclude a step."""
 
 MOST_REASONS = 8
 
 
 def tiles(fit: FitHistory, drawn: StepSeries, work: WorkRate) -> list[dict[str, Any]]:
-    found = [_step_time(fit, drawn), *_work(work), *_rates(fit), *_gc(fit.summary), _run_time(fit)]
-    return [dict(zip(("key", "name", "value", "note", "how"), one, strict=True)) for one in found]
+    rows = [_step_time(fit, drawn), *_work(work), *_rates(fit), *_gc(fit.summary), _run_time(fit)]
+    return [dict(zip(("key", "name", "value", "note", "how"), row, strict=True)) for row in rows]
 
 
 Tile = tuple[str, str, str, str, dict[str, Any]]
-"""A number at the top of the page: its key in the registry, name, value, note and explanation."""
+"""Key in the registry, name, value, note and explanation."""
 
 
 def _step_time(fit: FitHistory, drawn: StepSeries) -> Tile:
@@ -43,7 +42,6 @@ def _step_time(fit: FitHistory, drawn: StepSeries) -> Tile:
 
 
 def excluded(fit: FitHistory, drawn: StepSeries) -> tuple[str, str]:
-    """Return the name "excluded steps", and a text that says how many steps are excluded for each reason."""
     reasons: Counter[str] = left_out(fit, drawn.axis.within)
     named = [f"{clean(REASONS.get(name, name))} {count:,}" for name, count in reasons.most_common(MOST_REASONS)]
     return "excluded steps", f"{sum(reasons.values()):,}: {', '.join(named)}" if named else "none"
@@ -65,16 +63,16 @@ def _work(work: WorkRate) -> Iterator[Tile]:
 
 
 def _rates(fit: FitHistory) -> Iterator[Tile]:
-    """Yield the rates of the whole job. If there is no `window` record, yield the rates of a single rank."""
-    windows: list[Window] = [window for attempt in fit.first for window in attempt.of(Window)]
+    """Of the whole job, or of a single rank if there is no `window` record."""
+    windows: list[Window] = [window for attempt in fit.first for window in attempt.records(Window)]
     for name in ("tokens", "samples"):
-        known = [(getattr(window, name), window.seconds, window) for window in windows]
-        known = [one for one in known if one[0] and possible(one[0]) and one[1] > 0 and possible(one[1])]
-        if known:
-            amount, seconds = sum(one[0] for one in known), sum(one[1] for one in known)
-            steps = sum(one[2].steps for one in known)
+        rates = [(getattr(window, name), window.seconds, window) for window in windows]
+        rates = [row for row in rates if row[0] and possible(row[0]) and row[1] > 0 and possible(row[1])]
+        if rates:
+            amount, seconds = sum(row[0] for row in rates), sum(row[1] for row in rates)
+            steps = sum(row[2].steps for row in rates)
             values = [
-                ("windows", f"{len(known):,} of {len(windows):,}, with {steps:,} steps of all ranks"),
+                ("windows", f"{len(rates):,} of {len(windows):,}, with {steps:,} steps of all ranks"),
                 ("their time", f"{duration(seconds)}: in each window, that of the slowest rank"),
             ]
             note = "all ranks"
@@ -94,18 +92,18 @@ def _rates(fit: FitHistory) -> Iterator[Tile]:
 def _gc(summary: Summary | None) -> Iterator[Tile]:
     if summary is None or summary.gc is None:
         return
-    found = summary.gc
+    gc = summary.gc
     attempt = f", in attempt {summary.attempt}" if summary.attempt > 1 else ""
-    note = f"{sum(found.collections):,} collections, longest {duration(found.longest)}{attempt}"
+    note = f"{sum(gc.collections):,} collections, longest {duration(gc.longest)}{attempt}"
     wall = sum(summary.wall_seconds.values())
-    first = f"{duration(found.startup_seconds)}, not in the sum" if found.startup_seconds else ""
+    first = f"{duration(gc.startup_seconds)}, not in the sum" if gc.startup_seconds else ""
     values = [
-        ("collections", "young/middle/full " + "/".join(f"{number:,}" for number in found.collections)),
-        ("by the checklist's schedule", duration(found.scheduled_seconds) if found.scheduled_seconds else ""),
+        ("collections", "young/middle/full " + "/".join(f"{number:,}" for number in gc.collections)),
+        ("by the checklist's schedule", duration(gc.scheduled_seconds) if gc.scheduled_seconds else ""),
         ("first full collection", first),
-        ("share of the wall time", percent(found.seconds / wall) if wall > 0 else ""),
+        ("share of the wall time", percent(gc.seconds / wall) if wall > 0 else ""),
     ]
-    yield "gc", "garbage collection", duration(found.seconds), note, explanation("gc", values)
+    yield "gc", "garbage collection", duration(gc.seconds), note, explanation("gc", values)
 
 
 def _run_time(fit: FitHistory) -> Tile:
@@ -115,8 +113,8 @@ def _run_time(fit: FitHistory) -> Tile:
     repeated = sum(count for _, count in fit.restarts)
     attempts += f", {repeated:,} of them repeated after restarts" if repeated else ""
     shown = fit.first[:MOST_REASONS]
-    values = [(f"attempt {one.run.attempt}", long_duration(one.seconds)) for one in shown]
-    more = len(fit.first) - len(shown)
-    values += [("further attempts", f"{more:,}")] if more else []
+    values = [(f"attempt {attempt.run.attempt}", long_duration(attempt.seconds)) for attempt in shown]
+    further = len(fit.first) - len(shown)
+    values += [("further attempts", f"{further:,}")] if further else []
     how = explanation("run_time", values)
     return "run_time", "run time", long_duration(wall), f"{done:,} steps done{attempts}", how

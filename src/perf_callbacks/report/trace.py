@@ -20,17 +20,15 @@ from perf_callbacks.report.history import Attempt, FitHistory
 from perf_callbacks.report.series import STAGES, medians
 
 STEPS, SPANS = 1, 2
-"""Numbers of a rank's two threads in the trace. Thread `STEPS` shows steps and stages. Thread `SPANS` shows
-evaluations, checkpoints and profiles."""
+"""Threads of a rank in the trace. `SPANS` shows evaluations, checkpoints and profiles."""
 
 SPAN_KINDS = {"evaluation", "checkpoint", "profile"}
-"""Events that the trace shows as slices."""
 
 COMPARED = 1000
-"""To align two ranks, a trace compares a sample of their steps. The sample has fewer than `2 * COMPARED` steps."""
+"""Ranks are aligned by a sample of fewer than twice as many steps."""
 
 LATEST = 1e9
-"""Latest time in seconds that the trace shows. A hostile journal may hold much larger numbers."""
+"""Seconds. A hostile journal may hold much larger numbers."""
 
 
 @dataclass(slots=True)
@@ -40,21 +38,15 @@ class Placed:
     attempt: Attempt
     began: float
     ends: "array[float]"
-    """Times at which the steps ended."""
 
     def end_of(self, step: int) -> float:
-        """Return the time at which a step ended, or else the time at which the nearest earlier step ended."""
+        """Or of the nearest earlier step."""
         place = bisect_left(self.attempt.step, step + 1) - 1
         return self.ends[place] if place >= 0 else self.began
 
 
 def trace(fit: FitHistory, within: range | None = None) -> Iterator[str]:
-    """Yield the trace of a fit piece by piece, because memory should not hold all events of a long fit.
-
-    Args:
-        fit: The fit.
-        within: The steps that the trace shows. None means all steps.
-    """
+    """Piece by piece, because memory should not hold all events of a long fit."""
     head = {"run": fit.run_id, "device": fit.run.device, "aligned": "at step ends; stages of a step are in fixed order"}
     yield f'{{"displayTimeUnit":"ms","otherData":{_json(head)},"traceEvents":['
     comma = "\n"
@@ -73,20 +65,17 @@ def _events(fit: FitHistory, within: range | None) -> Iterator[str]:
         yield _meta("thread_name", rank, STEPS, {"name": "steps"})
         yield _meta("thread_name", rank, SPANS, {"name": "evaluations, checkpoints and profiles"})
         placed = reference if rank == lowest else _placed(fit, rank)
-        for one in placed:
-            _align(one, reference)
-            yield from _steps(rank, one, within)
-            yield from _spans(rank, one, within)
-            yield from _profiles(rank, one, within)
+        for attempt in placed:
+            _align(attempt, reference)
+            yield from _steps(rank, attempt, within)
+            yield from _spans(rank, attempt, within)
+            yield from _profiles(rank, attempt, within)
     yield from _beside(fit, reference, within)
 
 
 def _placed(fit: FitHistory, rank: int) -> list[Placed]:
-    """Place the attempts of a rank.
-
-    An attempt begins at its wall-clock start time, but not before the end of the previous attempt.
-    """
-    found: list[Placed] = []
+    """An attempt begins at its wall-clock start time, but not before the end of the previous attempt."""
+    attempts: list[Placed] = []
     usual = medians(fit, rank).get("step_time", 0.0)
     first = fit.ranks[rank][0].run.started_unix
     over = 0.0
@@ -94,17 +83,14 @@ def _placed(fit: FitHistory, rank: int) -> list[Placed]:
         began = max(over, min(attempt.run.started_unix - first, LATEST))
         ends = _ends(attempt, began, usual)
         over = max([began, *ends[-1:]])
-        found.append(Placed(attempt, began, ends))
-    return found
+        attempts.append(Placed(attempt, began, ends))
+    return attempts
 
 
 def _ends(attempt: Attempt, now: float, usual: float) -> "array[float]":
-    """Return the time at which each step ended, by adding up the times of steps, evaluations and checkpoints.
-
-    If a step's time is unknown, the function assumes `usual` seconds, the median step time.
-    """
+    """Add up the times of steps, evaluations and checkpoints. An unknown step takes `usual` seconds."""
     ends = array("d")
-    spans = sorted(attempt.of(Span), key=lambda span: span.step)
+    spans = sorted(attempt.records(Span), key=lambda span: span.step)
     place = 0
     for step, seconds in zip(attempt.step, attempt.columns["step_time"], strict=True):
         while place < len(spans) and spans[place].step < step:
@@ -115,30 +101,24 @@ def _ends(attempt: Attempt, now: float, usual: float) -> "array[float]":
     return ends
 
 
-def _align(one: Placed, reference: list[Placed]) -> None:
-    """Move an attempt in time so that its steps end together with the lowest rank's steps.
-
-    The clocks of two ranks may differ, but all ranks end a step together.
-    """
-    other = next((other for other in reference if other.attempt.run.attempt == one.attempt.run.attempt), one)
-    if other is one:
+def _align(placed: Placed, reference: list[Placed]) -> None:
+    """The clocks of two ranks may differ, but all ranks end a step together."""
+    other = next((other for other in reference if other.attempt.run.attempt == placed.attempt.run.attempt), placed)
+    if other is placed:
         return
     apart = []
-    for place in range(0, len(one.ends), max(1, len(one.ends) // COMPARED)):
-        twin = bisect_left(other.attempt.step, one.attempt.step[place])
-        if twin < len(other.ends) and other.attempt.step[twin] == one.attempt.step[place]:
-            apart.append(other.ends[twin] - one.ends[place])
+    for place in range(0, len(placed.ends), max(1, len(placed.ends) // COMPARED)):
+        twin = bisect_left(other.attempt.step, placed.attempt.step[place])
+        if twin < len(other.ends) and other.attempt.step[twin] == placed.attempt.step[place]:
+            apart.append(other.ends[twin] - placed.ends[place])
     if apart:
         late = median(apart)
-        one.began += late
-        one.ends = array("d", [end + late for end in one.ends])
+        placed.began += late
+        placed.ends = array("d", [end + late for end in placed.ends])
 
 
 def _steps(rank: int, placed: Placed, within: range | None) -> Iterator[str]:
-    """Render the steps and their stages.
-
-    The journal has only one time per stage and step, so the stages of a step are drawn in a fixed order.
-    """
+    """The journal has only one time per stage and step, so the stages of a step are drawn in a fixed order."""
     attempt, columns = placed.attempt, placed.attempt.columns
     for place, step in enumerate(attempt.step):
         seconds = columns["step_time"][place]
@@ -155,15 +135,14 @@ def _steps(rank: int, placed: Placed, within: range | None) -> Iterator[str]:
 
 
 def _spans(rank: int, placed: Placed, within: range | None) -> Iterator[str]:
-    for span in placed.attempt.of(Span):
+    for span in placed.attempt.records(Span):
         if within is None or span.step in within:
             start = placed.began + max(0.0, span.start)
             yield _slice(span.kind, (rank, SPANS), start, start + max(0.0, span.seconds), {"after step": span.step})
 
 
 def _profiles(rank: int, placed: Placed, within: range | None) -> Iterator[str]:
-    """Render the profiled steps as slices. Each slice names the trace file of its profile."""
-    for profile in placed.attempt.of(Profile):
+    for profile in placed.attempt.records(Profile):
         first, steps = profile.first_step, profile.steps
         if first is None or not steps:
             continue
@@ -175,13 +154,15 @@ def _profiles(rank: int, placed: Placed, within: range | None) -> Iterator[str]:
 
 
 def _beside(fit: FitHistory, reference: list[Placed], within: range | None) -> Iterator[str]:
-    """Render the events that are not slices. If a rank has no journal, its events appear on the lowest rank."""
+    """Events that are not slices, on the lowest rank if their rank has no journal."""
     for event in events(fit, within):
         if event.lane in SPAN_KINDS:
             continue
         rank = event.rank if event.rank in fit.ranks else min(fit.ranks)
         # of several attempts that ran the step, the most recent attempt counts
-        attempt = next((one for one in reversed(reference) if one.attempt.run.step <= event.step), reference[0])
+        attempt = next(
+            (placed for placed in reversed(reference) if placed.attempt.run.step <= event.step), reference[0]
+        )
         place = f'"pid":{rank},"tid":{STEPS},"ts":{_micro(attempt.end_of(event.step))}'
         arguments = {"step": event.step, "what": event.text}
         yield f'{{"name":{_json(event.lane)},"ph":"i","s":"p",{place},"args":{_json(arguments)}}}'
@@ -192,10 +173,7 @@ def _meta(name: str, rank: int, thread: int, arguments: dict[str, Any]) -> str:
 
 
 def _slice(name: str, where: tuple[int, int], begin: float, end: float, arguments: dict[str, Any] | None = None) -> str:
-    """Render a slice of a rank and thread.
-
-    Round both ends of a slice in the same way, so that adjacent slices still touch.
-    """
+    """Round both ends in the same way, so that adjacent slices still touch."""
     start, over = _micro(begin), _micro(end)
     extra = "" if arguments is None else f',"args":{_json(arguments)}'
     place = f'"pid":{where[0]},"tid":{where[1]},"ts":{start},"dur":{over - start}'

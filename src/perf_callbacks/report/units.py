@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from perf_callbacks.kernel.foreign_errors import let_pass
 
 DASH = "—"
-"""An unknown number."""
 
 
 def rate(value: float) -> str:
@@ -87,10 +86,9 @@ def speed(flops_per_second: float, figures: int | None = None) -> str:
 
 
 def _in_unit(value: float, units: Mapping[str, float], figures: int | None = None) -> str | None:
-    """Format a value in the largest unit that fits. Return None if all units are larger than the value."""
-    for unit, one in units.items():
-        if abs(value) >= one:
-            return f"{rate(value / one) if figures is None else format(value / one, f'.{figures}g')} {unit}"
+    for unit, size in units.items():
+        if abs(value) >= size:
+            return f"{rate(value / size) if figures is None else format(value / size, f'.{figures}g')} {unit}"
     return None
 
 
@@ -109,7 +107,6 @@ def percent(share: float | None) -> str:
 
 
 LEAST_TENTH = 0.0009995
-"""Smallest share that rounds to 0.1 %."""
 
 
 def when(unix: float) -> str:

@@ -1,7 +1,6 @@
-"""One frame of `perf-callbacks watch`: a recorded run as lines of styled text.
+"""One frame of `perf-callbacks watch`: a recorded run as lines of styled text, the most important first.
 
-Nothing here reads a clock, a file or the terminal. The most important sentences come first: the state of the run, then
-its slow ranks.
+Nothing here reads a clock, a file or the terminal.
 """
 
 from collections.abc import Iterator, Sequence
@@ -22,44 +21,37 @@ from perf_callbacks.report.units import duration, long_duration, percent, rate
 from perf_callbacks.stragglers import text as straggler_text
 
 MOST_RANKS = 16
-"""Largest number of ranks in a frame that is printed once."""
 
 MOST_EVENTS = 8
 
 MOST_SENTENCES = 3
-"""Largest number of sentences about slow ranks."""
 
 STACK_SHARE, LEAST_FRAMES = 0.4, 3
-"""Share of the terminal's rows for all stacks, and smallest number of lines for each stack."""
+"""Share of the terminal's rows for all stacks, and least lines of each."""
 
 LIBRARIES = ("site-packages", "/lib/python", "\\lib\\")
-"""If the path of a file contains one of these texts, the file belongs to a library and not to the user's program."""
+"""In the path of a file that belongs to a library and not to the user's program."""
 
 LATE_SECONDS = 10.0
-"""The frame of a running job warns if no new step reaches the disk for more than this many seconds. Usually, a step is
-on disk within five seconds."""
+"""The frame warns if no new step reaches the disk for longer. Usually, it takes five seconds."""
 
 LEAST_COLUMNS = 20
 
 LONGEST_BAR = 60
 
 LEAST_SHARE = 0.005
-"""Stages with a smaller share of the step have no bar."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TerminalSize:
-    """Size of a terminal. `rows` is None for output that may be of any length."""
+    """`rows` is None for output that may be of any length."""
 
     columns: int
     rows: int | None = None
 
 
 def frame(run: RecordedRun, paces: Sequence[RankPace], size: TerminalSize, footer: str = "") -> list[Line]:
-    """Render a run within a number of columns and rows.
-
-    If the terminal is narrower than `LEAST_COLUMNS`, it cuts the lines.
-    """
+    """The terminal cuts the lines if it is narrower than `LEAST_COLUMNS`."""
     size = replace(size, columns=max(LEAST_COLUMNS, size.columns))
     losses = recent_losses(run)
     notes = [line for note in run_card.notes(run) for line in _wrapped(f"Note: {note}.", size.columns, "warning")]
@@ -67,7 +59,9 @@ def frame(run: RecordedRun, paces: Sequence[RankPace], size: TerminalSize, foote
     ranks = rank_table(run, paces, losses, size.columns)
     about = [*_about(run, paces, size.columns)]
     slow = losses[0].ranks if losses else ()
-    shown = next((one for one in paces if one.rank in slow and one.stages), paces[0])  # the lowest if no rank is slow
+    shown = next(
+        (pace for pace in paces if pace.rank in slow and pace.stages), paces[0]
+    )  # the lowest if no rank is slow
     stages, events = [*_stages(run, shown, size.columns)], [*_events(run, paces, size.columns)]
     free = None if size.rows is None else max(0, size.rows - len(top) - bool(footer))
     stacks = [*_stacks(run, size, free)]
@@ -80,14 +74,12 @@ def frame(run: RecordedRun, paces: Sequence[RankPace], size: TerminalSize, foote
 
 
 def waiting(place: str, size: TerminalSize, footer: str = "") -> list[Line]:
-    """Render a frame that says that there is no run yet."""
     size = replace(size, columns=max(LEAST_COLUMNS, size.columns))
     text = f"no run yet in {clean(place, 200)}; waiting. A run writes perf_callbacks/rank<k>.jsonl."
     return _filled(_wrapped(text, size.columns, "strong"), footer, size)
 
 
 def _filled(lines: list[Line], footer: str, size: TerminalSize) -> list[Line]:
-    """Cut lines that are too long, and put the footer into the last row of the terminal."""
     bottom = [styled(footer, "dim")] if footer else []
     if size.rows is not None:
         lines = lines[: max(0, size.rows - len(bottom))]
@@ -100,14 +92,12 @@ class _Block(NamedTuple):
 
     lines: Sequence[Line]
     least: int
-    """Smallest number of lines that the block should get. Blocks get further lines only after each block has its
-    smallest number."""
+    """Each block gets so many lines before any gets more."""
     counted: str = ""
-    """Noun for the things that the lines list, such as "ranks". Without a noun, the frame doesn't say how many of the
-    things are left out."""
+    """Noun for the lines, such as "ranks", with which the frame says how many are left out."""
 
     def first(self, number: int) -> Sequence[Line]:
-        """Return the first `number` lines. The last line may say how many lines are left out."""
+        """The last line may say how many lines are left out."""
         if number >= len(self.lines) or not self.counted:
             return self.lines[:number]
         left_out = len(self.lines) - number + 1
@@ -115,7 +105,7 @@ class _Block(NamedTuple):
 
 
 def _fitted(blocks: Sequence[_Block], rows: int | None) -> Iterator[Line]:
-    """Yield an empty line and the lines of each block. If rows are few, earlier blocks get their lines first."""
+    """An empty line before each block. If rows are few, earlier blocks get their lines first."""
     most = [len(block.lines) for block in blocks]
     if rows is None:
         most = [
@@ -126,10 +116,10 @@ def _fitted(blocks: Sequence[_Block], rows: int | None) -> Iterator[Line]:
     for wishes in ([block.least for block in blocks], most):
         for place, wish in enumerate(wishes):
             gap = 0 if given[place] else 1
-            more = min(wish, most[place], given[place] + free - gap) - given[place]
-            if more > 0:
-                given[place] += more
-                free -= more + gap
+            addition = min(wish, most[place], given[place] + free - gap) - given[place]
+            if addition > 0:
+                given[place] += addition
+                free -= addition + gap
     for block, number in zip(blocks, given, strict=True):
         if number:
             yield ()
@@ -167,7 +157,7 @@ def _loss(loss: RecentLoss) -> str:
 
 
 def _stacks(run: RecordedRun, size: TerminalSize, free: int | None) -> Iterator[Line]:
-    """Yield the stacks of the ranks that hang. Long lines are cut at the left. If rows are few, drop outer lines."""
+    """Of the ranks that hang. Long lines are cut at the left. If rows are few, drop outer lines."""
     shown = max(1, min(len(run.hanging), run_card.MOST_STACKS))
     frames = run_card.MOST_FRAMES
     if size.rows is not None and free is not None:
@@ -191,7 +181,7 @@ def _about(run: RecordedRun, paces: Sequence[RankPace], columns: int) -> Iterato
 
 
 def _figures(run: RecordedRun, lead: RankPace) -> Iterator[str]:
-    """Yield short texts: step time of recent steps and of the whole run, MFU, and tokens or samples per second."""
+    """Step time of recent steps and of the whole run, MFU, and tokens or samples per second."""
     age = None if lead.written is None else finite(run.now - run.lead.run.started_unix - lead.written)
     if not lead.steps:
         yield "no step on disk yet" if lead.step <= run.lead.run.step else "the last steps are not on disk"
@@ -238,16 +228,16 @@ def _stages(run: RecordedRun, lead: RankPace, columns: int) -> Iterator[Line]:
 
 def _events(run: RecordedRun, paces: Sequence[RankPace], columns: int) -> Iterator[Line]:
     lead = paces[0].rank
-    found = [
+    events = [
         (moment, event)
-        for one in paces
-        for moment, event in one.events
-        if (one.rank == lead or event.lane not in {"evaluation", "checkpoint"})
+        for pace in paces
+        for moment, event in pace.events
+        if (pace.rank == lead or event.lane not in {"evaluation", "checkpoint"})
         and not (event.lane == "stall" and run.hang is not None)  # the table of ranks shows the stall
     ]
-    if found:
+    if events:
         yield styled("  last events", "dim")
-    for moment, event in nlargest(MOST_EVENTS, found, key=lambda one: one[0]):
+    for moment, event in nlargest(MOST_EVENTS, events, key=lambda event: event[0]):
         age = f"{long_duration(max(0.0, finite(run.now - moment) or 0.0))} ago"
         text = clean(event.text, 200)
         step = "" if columns < NARROW else f"  step {event.step:<8,}"

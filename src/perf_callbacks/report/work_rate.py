@@ -13,7 +13,6 @@ from perf_callbacks.report.series import StepSeries
 from perf_callbacks.report.units import duration, percent, speed
 
 MOST_NAMES = 5
-"""Largest number of operations without a formula that an explanation lists."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,19 +21,16 @@ class WorkRate:
 
     drawn: StepSeries
     devices: int
-    """Number of devices that a rank drives."""
     peak: float | None
-    """Peak of one device in FLOPs per second. None means unknown."""
+    """Of one device in FLOPs per second."""
     count: Flops | None
-    """Latest FLOP count of a whole step, or else the latest FLOP count of a part. None means that no step was
-    counted."""
+    """The latest of a whole step, or else of a part."""
     summary: FlopsSummary
 
     @classmethod
-    def of(cls, fit: FitHistory, drawn: StepSeries) -> "WorkRate":
-        """Collect the FLOPs, the times and the peak of a fit."""
+    def from_fit(cls, fit: FitHistory, drawn: StepSeries) -> "WorkRate":
         summary = fit.summary
-        counts: list[Flops] = [count for attempt in fit.first for count in attempt.of(Flops)]
+        counts: list[Flops] = [count for attempt in fit.first for count in attempt.records(Flops)]
         return cls(
             drawn=drawn,
             devices=max(1, fit.run.devices),
@@ -45,22 +41,20 @@ class WorkRate:
 
     @property
     def per_second(self) -> float | None:
-        """Model FLOPs per second and device. None means unknown."""
         return self.drawn.flops / self.drawn.flops_seconds / self.devices if self.drawn.flops_seconds > 0 else None
 
     @property
     def mfu(self) -> float | None:
-        """Model FLOPs per second and device, divided by the peak. None means unknown."""
         return None if self.per_second is None or not self.peak else self.per_second / self.peak
 
     @property
     def at_least(self) -> str:
-        """The sign "≥ " if FLOPs are a lower bound, and an empty text otherwise."""
+        """The sign "≥ " if FLOPs are a lower bound."""
         return "≥ " if self.count is not None and self.count.lower_bound else ""
 
     @property
     def peak_value(self) -> str:
-        """Text with the peak, and with the number format for which the peak holds."""
+        """With the number format for which it holds."""
         dtype = f", {clean(self.summary.dtype)}" if self.summary.dtype else ""
         return f"{speed(self.peak)}{dtype}" if self.peak else ""
 
@@ -77,7 +71,7 @@ class WorkRate:
 
     @property
     def equation(self) -> str:
-        """Text of the division that gives MFU or, without a peak, TFLOPS. Empty means that FLOPs are unknown."""
+        """The division that gives MFU or, without a peak, TFLOPS. Empty: FLOPs are unknown."""
         if self.per_second is None:
             return ""
         if self.mfu is None or not self.peak:
@@ -93,13 +87,12 @@ class WorkRate:
 
     @property
     def uncounted(self) -> str:
-        """Names of the operations of this run that have no FLOP formula, as one text."""
+        """Operations of this run that have no FLOP formula."""
         if self.count is None or not self.at_least:
             return ""
         return few([clean(name) for name in self.count.uncounted], MOST_NAMES)
 
     def values(self) -> Iterator[Value]:
-        """Yield the inputs of MFU and TFLOPS."""
         if self.per_second is None:
             return
         yield "model FLOPs", f"{units.count(self.drawn.flops)} FLOPs in {self.drawn.flops_steps:,} steps of all ranks"

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from statistics import fmean
 
 from perf_callbacks.kernel.settings.config import ConfigError
-from perf_callbacks.report import comparison_text, likeness, machine_load
+from perf_callbacks.report import comparability, comparison_text, machine_load
 from perf_callbacks.report.batch_means import (
     Change,
     Estimate,
@@ -13,17 +13,17 @@ from perf_callbacks.report.batch_means import (
     difference_between_runs,
     mean_of_runs,
 )
+from perf_callbacks.report.comparability import SAME_AMOUNT, SAME_LENGTH, Values
 from perf_callbacks.report.history import Attempt
-from perf_callbacks.report.likeness import SAME_AMOUNT, SAME_LENGTH, Values
 from perf_callbacks.report.machine_load import Load
 from perf_callbacks.report.series import STAGES
 from perf_callbacks.scaling.job_run import UNITS, JobRun
 
 CONFIDENCE = 0.95
-"""Confidence level of the intervals of the efficiency. The intervals of a step's parts are 99 % intervals."""
+"""Of the efficiency's intervals. The intervals of a step's parts are 99 % intervals."""
 
 FIELDS = ("parameters", "device", "timeline")
-"""Fields of `Run` in which all runs must agree. The batch and the number of ranks may differ."""
+"""All runs must agree in them. The batch and the number of ranks may differ."""
 
 SMALL = 0.01
 """The growth of a part is named only if it is at least this share of a step."""
@@ -33,22 +33,17 @@ FEW_STEPS = "Not decided: one of the runs has fewer than ten measured steps."
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PartGrowth:
-    """Growth of one stage of the step, compared with the baseline.
-
-    All seconds are for a step with the baseline's mean work per device.
-    """
+    """Growth of one stage against the baseline, in seconds of a step with the baseline's mean work per device."""
 
     part: str
-    """Name of a stage, such as `data_time`."""
     seconds: float
     low: float
     """Lower end of the 99 % interval."""
     high: float
     share: float | None
-    """Part of the lost time that this stage explains, as a number from 0 to 1. Lost time is the time beyond perfect
-    scaling. None means that no time is lost."""
+    """Part of the time beyond perfect scaling that this stage explains, 0 to 1; None: no time is lost."""
     excess: float
-    """Seconds by which the gap between the slowest rank and the mean of all ranks grew. Negative if the gap shrank."""
+    """Growth of the gap between the slowest rank and the mean of all ranks. Negative if the gap shrank."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -58,34 +53,26 @@ class Point:
     devices: int
     runs: int
     left_out: int
-    """Number of runs that were left out because the machine was busy."""
+    """Runs that were left out because the machine was busy."""
     per_second: float
-    """Samples or tokens per second of the whole job."""
     per_device: float
-    """Samples or tokens per second of one device."""
     per_step: float
-    """Mean number of samples or tokens of one device per step."""
     per_step_ends: tuple[float, float]
-    """Smallest and largest value of `per_step` among the single runs."""
     efficiency: float
-    """Work per second and device, divided by the baseline's work per second and device."""
+    """Work per second and device, relative to the baseline's."""
     interval: tuple[float, float] | None
-    """Ends of the efficiency's 95 % interval, or None for the baseline itself."""
+    """95 % interval; None for the baseline itself."""
     growth: tuple[PartGrowth, ...]
-    """Growth of each part of a step, the largest growth first. Empty for the baseline, and if the growth is unknown."""
+    """The largest growth first. Empty for the baseline, and if the growth is unknown."""
     slowest: tuple[int, float]
-    """Rank that is the slowest in the most steps, and the share of these steps in all steps."""
+    """The rank that is the slowest in the most steps, and their share."""
     loads: tuple[Load, ...]
-    """Load of the machine in each run."""
 
     @property
     def grown(self) -> PartGrowth | None:
-        """Part of a step that grows most.
-
-        None means that its growth is not certain, or is less than 1 % of the step.
-        """
+        """The part that grows most; None if that is not certain, or less than 1 % of the step."""
         least = SMALL * self.per_step / self.per_device
-        return next((one for one in self.growth[:1] if one.low > 0 and one.seconds >= least), None)
+        return next((part for part in self.growth[:1] if part.low > 0 and part.seconds >= least), None)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -93,36 +80,29 @@ class Curve:
     """Scaling of a job over several numbers of devices."""
 
     unit: str
-    """Unit of work: "samples" or "tokens"."""
     baseline: tuple[int, ...]
-    """Numbers of devices that the baseline's runs used."""
     baseline_per_step: float
-    """Mean number of samples or tokens that one device processes in a step of the baseline."""
+    """Mean samples or tokens of one device in a step of the baseline."""
     points: tuple[Point, ...]
-    """Points of the curve, ordered by the number of devices."""
 
     @property
     def weak(self) -> bool:
-        """True: a device does the same work per step on each number of devices (weak scaling)."""
+        """A device does the same work per step on each number of devices (weak scaling)."""
         amounts = [self.baseline_per_step, *[amount for point in self.points for amount in point.per_step_ends]]
         return max(amounts) - min(amounts) <= SAME_AMOUNT * max(amounts)
 
 
 def curve(runs: Sequence[Sequence[Attempt]], baseline: Sequence[Sequence[Attempt]] = ()) -> Curve:
-    """Compare runs on different numbers of devices.
+    """Compare runs, each with an attempt per rank. Raise `ConfigError` if they can't be compared.
 
-    Raise `ConfigError` if the runs can't be compared.
-
-    Args:
-        runs: The runs to compare. Each run has one attempt for each rank.
-        baseline: Runs to compare with. Without a `baseline`, the runs on the fewest devices are the baseline.
+    Without a `baseline`, the runs on the fewest devices are the baseline.
     """
     groups: dict[int, list[JobRun]] = {}
-    for run in sorted(map(JobRun.of, runs), key=lambda run: run.devices):
+    for run in sorted(map(JobRun.from_ranks, runs), key=lambda run: run.devices):
         groups.setdefault(run.devices, []).append(run)
     if not baseline and len(groups) < 2:  # noqa: PLR2004 two points make a curve
         raise ConfigError("all runs have the same number of devices, wanted several numbers, or --baseline DIR.")
-    sides = [[JobRun.of(run) for run in baseline], *groups.values()] if baseline else [*groups.values()]
+    sides = [[JobRun.from_ranks(run) for run in baseline], *groups.values()] if baseline else [*groups.values()]
     # the job itself may cause waits for a CPU
     loads = [[run.compared.load._replace(no_cpu=None) for run in side] for side in sides]
     kept = [
@@ -162,38 +142,37 @@ def _point(every: Sequence[JobRun], side: Sequence[JobRun], baseline: Sequence[J
         efficiency=1 + changed.change,
         interval=None if itself else (1 + changed.low, 1 + changed.high),
         growth=() if itself else tuple(_growth(side, baseline, unit, changed)),
-        slowest=max([run.slowest for run in side], key=lambda one: one[1]),
+        slowest=max([run.slowest for run in side], key=lambda share: share[1]),
         loads=tuple([run.compared.load for run in every]),
     )
 
 
 def _growth(side: Sequence[JobRun], baseline: Sequence[JobRun], unit: str, changed: Change) -> list[PartGrowth]:
-    """Return the growth of all parts, the largest first. Return an empty list if the stages of a run were not timed."""
     work = _per_step(baseline, unit)
     before = work / (mean_of_runs([_rate(run, unit) for run in baseline]) or 1.0)
     lost = before / (1 + changed.change) - before
-    found = []
+    growth = []
     for part in STAGES:
         costs = [[run.cost(part, unit) for run in runs] for runs in (baseline, side)]
-        known = [[cost for cost in some if cost is not None] for some in costs]
-        if list(map(len, known)) != list(map(len, costs)):
+        known_costs = [[cost for cost in some if cost is not None] for some in costs]
+        if list(map(len, known_costs)) != list(map(len, costs)):
             return []
-        seconds, low, high = [work * one for one in difference_between_runs(known[0], known[1])]
+        seconds, low, high = [work * end for end in difference_between_runs(known_costs[0], known_costs[1])]
         excess = [
             fmean([run.excess[part] * work / (run.per_step(unit) or 1.0) for run in runs]) for runs in (baseline, side)
         ]
         share = min(1.0, max(0.0, seconds / lost)) if lost > 0 else None
-        found.append(
+        growth.append(
             PartGrowth(part=part, seconds=seconds, low=low, high=high, share=share, excess=excess[1] - excess[0])
         )
-    return sorted(found, key=lambda one: one.seconds, reverse=True)
+    return sorted(growth, key=lambda row: row.seconds, reverse=True)
 
 
 def _rate(run: JobRun, unit: str) -> Estimate:
-    found = run.rate(unit)
-    if found is None:
+    rate = run.rate(unit)
+    if rate is None:
         raise ConfigError(FEW_STEPS)
-    return found
+    return rate
 
 
 def _per_step(runs: Sequence[JobRun], unit: str) -> float:
@@ -201,8 +180,9 @@ def _per_step(runs: Sequence[JobRun], unit: str) -> float:
 
 
 def _unlike(first: Sequence[JobRun], second: Sequence[JobRun]) -> Values:
-    """Return the properties whose different values keep the runs from being compared."""
-    found = likeness.unlike_fields([run.compared for run in first], [run.compared for run in second], FIELDS)
+    differences = comparability.different_fields(
+        [run.compared for run in first], [run.compared for run in second], FIELDS
+    )
     lengths = [
         [
             tokens / samples
@@ -213,5 +193,5 @@ def _unlike(first: Sequence[JobRun], second: Sequence[JobRun]) -> Values:
     ]
     every = [length for side in lengths for length in side]
     if all(lengths) and max(every) - min(every) > SAME_LENGTH * max(every):
-        found["tokens per sample"] = (fmean(lengths[0]), fmean(lengths[1]))
-    return found
+        differences["tokens per sample"] = (fmean(lengths[0]), fmean(lengths[1]))
+    return differences

@@ -12,37 +12,34 @@ from perf_callbacks.report.history import Attempt
 from perf_callbacks.report.series import STAGES, WAITING
 
 UNITS = ("samples", "tokens")
-"""Units of work. The report uses the first unit that is known for all runs."""
+"""The first unit that is known for all runs is used."""
 
 SUMS_UP = 0.9
-"""If the stages cover less than this share of the step time, the stages were not timed."""
+"""If the stages cover less than this share of the step time, they were not timed."""
 
 
 @dataclass(frozen=True, slots=True)
 class JobRun:
     """Run of a job, limited to the steps that the journals of all ranks have.
 
-    The ranks of a job wait for each other in the backward and in collectives. In each step, the other ranks wait for
-    the rank that itself waits least. The stages of the rank that waits least explain the duration of the step. Which
-    rank waits least may change from step to step.
+    In the backward and in collectives, the other ranks wait for the rank that itself waits least. So its stages explain
+    the duration of the step. It may be another rank in each step.
     """
 
     compared: ComparedRun
     devices: int
     times: Sequence[float]
-    """Seconds of each step, measured on the rank with the largest sum of step times."""
+    """Seconds, on the rank with the largest sum of step times."""
     work: Mapping[str, Sequence[float]]
-    """For each unit: the work of one device in each step. Unknown work is NaN."""
+    """By unit, of one device in each step. Unknown work is NaN."""
     parts: Mapping[str, Sequence[float]]
-    """For each stage: its seconds in each step on the rank that waits least. Empty if stages were not timed."""
+    """Seconds by stage in each step, on the rank that waits least. Empty if stages were not timed."""
     excess: Mapping[str, float]
-    """For each stage: mean seconds per step on the rank that waits least, minus the mean of all ranks."""
+    """Mean seconds per step by stage, on the rank that waits least, minus the mean of all ranks."""
     slowest: tuple[int, float]
-    """The rank that most often waits least, and the share of the steps in which it waits least."""
 
     @classmethod
-    def of(cls, ranks: Sequence[Attempt]) -> "JobRun":
-        """Read a run from the attempts of its ranks."""
+    def from_ranks(cls, ranks: Sequence[Attempt]) -> "JobRun":
         common, run = common_steps(ranks), ranks[0].run
         numbers = range(len(ranks))
 
@@ -68,7 +65,7 @@ class JobRun:
         excess = {name: fmean(parts[name]) - fmean(map(fmean, stages[name])) for name in STAGES} if timed else {}
         [(slowest, number)] = Counter(critical).most_common(1) or [(0, 0)]
         return cls(
-            compared=ComparedRun.of(ranks),
+            compared=ComparedRun.from_ranks(ranks),
             devices=devices,
             times=times,
             work=work,
@@ -78,20 +75,20 @@ class JobRun:
         )
 
     def per_step(self, unit: str) -> float | None:
-        """Return the mean work of one device in a step, or None if unknown."""
-        known = [amount for amount in self.work[unit] if not isnan(amount)]
-        return fmean(known) if known else None
+        amounts = [amount for amount in self.work[unit] if not isnan(amount)]
+        return fmean(amounts) if amounts else None
 
     def rate(self, unit: str) -> Estimate | None:
-        """Estimate the work of one device per second. Return None if work is unknown, or if there are too few steps."""
-        return ratio(*self._known(self.work[unit], self.times, unit))
+        """Work of one device per second. None also with too few steps."""
+        return ratio(*self._with_known_work(self.work[unit], self.times, unit))
 
     def cost(self, part: str, unit: str) -> Estimate | None:
-        """Estimate the seconds of a stage per unit of work. Return None if unknown, or if there are too few steps."""
+        """Seconds of a stage per unit of work. None also with too few steps."""
         column = self.parts.get(part)
-        return None if column is None else ratio_from_zero(*self._known(column, self.work[unit], unit))
+        return None if column is None else ratio_from_zero(*self._with_known_work(column, self.work[unit], unit))
 
-    def _known(self, one: Sequence[float], other: Sequence[float], unit: str) -> tuple[list[float], list[float]]:
-        """Return `one` and `other` without the steps whose work is unknown."""
+    def _with_known_work(
+        self, first: Sequence[float], second: Sequence[float], unit: str
+    ) -> tuple[list[float], list[float]]:
         places = [place for place, amount in enumerate(self.work[unit]) if not isnan(amount)]
-        return [one[place] for place in places], [other[place] for place in places]
+        return [first[place] for place in places], [second[place] for place in places]

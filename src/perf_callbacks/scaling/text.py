@@ -14,17 +14,15 @@ GOOD = 0.8
 """Least efficiency that counts as good scaling."""
 
 BAR = 40
-"""Number of characters in a bar for an efficiency of 1."""
 
 WORDS = {"communication_time": "collectives", "gc_time": "garbage collection", "data_time": "waiting for data"}
-"""Readable names of some parts. A part without a readable name is named after its stage."""
+"""A part without words is named after its stage."""
 
 REASONS = {
     "backward_time": "In the backward, ranks also wait for each other and sum up gradients.",
     "communication_time": "These are collectives outside of the backward: ranks wait for each other or exchange data.",
     "data_time": "Ranks on one machine share its disk and its CPUs.",
 }
-"""Reasons why a part may grow with the number of devices."""
 
 ONE_RUN = (
     "One run per number of devices: the intervals cover what varies within the runs, not what differs between runs. "
@@ -32,38 +30,37 @@ ONE_RUN = (
 )
 
 
-def render(found: Curve, columns: int) -> str:
-    """Render a curve for a terminal."""
-    lines = [line for text in _sentences(found) for line in wrapped(text, width=columns)]
-    heads = ("devices", "runs", f"{found.unit}/s", "per device", "efficiency, 95 %", "grows most")
-    rows = [_row(point) for point in found.points]
+def render(curve: Curve, columns: int) -> str:
+    lines = [line for text in _sentences(curve) for line in wrapped(text, width=columns)]
+    heads = ("devices", "runs", f"{curve.unit}/s", "per device", "efficiency, 95 %", "grows most")
+    rows = [_row(point) for point in curve.points]
     lines += [f"  {line}" for line in aligned([heads, *rows], right=range(4))]
-    lines += ["efficiency", *_bars(found)]
-    loads = [(point.devices, machine_load.said(point.loads)) for point in found.points]
-    if any(said for _, said in loads):
+    lines += ["efficiency", *_bars(curve)]
+    loads = [(point.devices, machine_load.described(point.loads)) for point in curve.points]
+    if any(load for _, load in loads):
         lines.append("load of the machine")
         lines += [
             f"  {line}"
-            for devices, said in loads
-            for line in wrapped(f"{_devices(devices)}: {said or 'unknown'}", width=columns - INDENT)
+            for devices, load in loads
+            for line in wrapped(f"{_devices(devices)}: {load or 'unknown'}", width=columns - INDENT)
         ]
     return "\n".join(lines)
 
 
-def _sentences(found: Curve) -> Iterator[str]:
-    last = found.points[-1]
+def _sentences(curve: Curve) -> Iterator[str]:
+    last = curve.points[-1]
     low, high = last.interval or (last.efficiency, last.efficiency)
     verdict = "Good" if low >= GOOD else "Not good" if high < GOOD else "Undecided, make more runs"
-    base = " and ".join(map(_devices, found.baseline))
+    base = " and ".join(map(_devices, curve.baseline))
     yield (
         f"{verdict}: {_devices(last.devices)} do the work of {last.efficiency * last.devices:.3g} in the baseline "
         f"({base}). The efficiency is {last.efficiency:.3f}; {GOOD:g} or more is good."
     )
-    if not found.weak:
-        amounts = ", ".join(f"{_amount(point)} on {_devices(point.devices)}" for point in found.points)
+    if not curve.weak:
+        amounts = ", ".join(f"{_amount(point)} on {_devices(point.devices)}" for point in curve.points)
         yield (
-            f"The batch per device differs (strong scaling): {amounts}, in {found.unit} per step. So {found.unit} per "
-            f"second are compared, and times of parts are those of {found.baseline_per_step:g} {found.unit}."
+            f"The batch per device differs (strong scaling): {amounts}, in {curve.unit} per step. So {curve.unit} per "
+            f"second are compared, and times of parts are those of {curve.baseline_per_step:g} {curve.unit}."
         )
     grown = last.grown
     if grown is not None:
@@ -72,15 +69,14 @@ def _sentences(found: Curve) -> Iterator[str]:
         yield "It is undecided which part of the step grows most."
     elif last.efficiency < 1:
         yield "It is unknown which part grows, because the stages of a run were not timed."
-    left_out = sum([point.left_out for point in found.points])
+    left_out = sum([point.left_out for point in curve.points])
     if left_out:
         yield f"{'One run was' if left_out == 1 else f'{left_out} runs were'} left out, because the machine was busy."
-    if max([point.runs for point in found.points]) == 1:
+    if max([point.runs for point in curve.points]) == 1:
         yield ONE_RUN
 
 
 def _amount(point: Point) -> str:
-    """Return the work of one device per step as text, as a range if the runs differ."""
     least, most = (f"{end:g}" for end in point.per_step_ends)
     return least if least == most else f"{least} to {most}"
 
@@ -110,37 +106,36 @@ def _row(point: Point) -> tuple[str, ...]:
     return (*numbers, f"{point.efficiency:.3f}{ends}", cell)
 
 
-def _bars(found: Curve) -> list[str]:
-    """Draw a bar for the efficiency on each number of devices, with a mark at `GOOD`."""
+def _bars(curve: Curve) -> list[str]:
     bars = []
-    for point in found.points:
+    for point in curve.points:
         bar = ("#" * round(BAR * min(1.0, point.efficiency))).ljust(BAR, ".")
         mark = round(BAR * GOOD)
         bars.append((f"{point.devices:,}", f"{bar[:mark]}|{bar[mark:]}", f"{point.efficiency:.3f}"))
     return [f"  {line}" for line in aligned(bars, right={0})]
 
 
-def values(found: Curve) -> dict[str, Any]:
-    """Return a curve as values for JSON. Times are in seconds, and shares are from 0 to 1."""
+def values(curve: Curve) -> dict[str, Any]:
+    """For JSON. Times are in seconds, and shares are from 0 to 1."""
     return {
-        "unit": found.unit,
-        "scaling": "weak" if found.weak else "strong",
-        "baseline": {"devices": found.baseline, "per_step": found.baseline_per_step},
+        "unit": curve.unit,
+        "scaling": "weak" if curve.weak else "strong",
+        "baseline": {"devices": curve.baseline, "per_step": curve.baseline_per_step},
         "points": [
             {
                 **{name: value for name, value in asdict(point).items() if name not in {"growth", "loads", "slowest"}},
                 "grows_most": None if point.grown is None else point.grown.part,
-                "growth": [asdict(one) for one in point.growth],
+                "growth": [asdict(part) for part in point.growth],
                 "slowest_rank": dict(zip(("rank", "share_of_steps"), point.slowest, strict=True)),
                 "loads": [load._asdict() for load in point.loads],
             }
-            for point in found.points
+            for point in curve.points
         ],
     }
 
 
 def named(part: str) -> str:
-    """Return the readable name of a part of a step.
+    """Name a part for readers.
 
     >>> named("backward_time"), named("communication_time")
     ('backward', 'collectives')

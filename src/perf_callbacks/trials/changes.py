@@ -9,35 +9,33 @@ from types import ModuleType
 from typing import Any
 
 from perf_callbacks.kernel.foreign_errors import let_pass
-from perf_callbacks.trials.turn import Turn
+from perf_callbacks.trials.process import TrialProcess
 from perf_callbacks.trials.writes import PRETRAINED, Writes
 
 FUSED = ("Adam", "AdamW", "Adagrad", "SGD")
-"""Optimizers of torch that have the argument `fused`."""
 
 CHECKPOINT_ARGUMENTS = frozenset(
     {"use_reentrant", "context_fn", "determinism_check", "debug", "preserve_rng_state", "early_stop"}
 )
-"""Arguments that torch's `checkpoint` takes for itself and does not pass on to the checkpointed function."""
+"""Torch's `checkpoint` does not pass them on to the checkpointed function."""
 
 KEPT_TRACKER = "tensorboard"
-"""Experiment tracker that stays on in a trial, because it writes only to the scratch directory."""
+"""Stays on in a trial, because it writes only to the scratch directory."""
 
 
-def actions(turn: Turn) -> dict[str, Callable[[ModuleType], None]]:
-    """Return functions by module name. Each function is called after the program has imported its module."""
-    writes = Writes(turn)
+def actions(trial: TrialProcess) -> dict[str, Callable[[ModuleType], None]]:
+    writes = Writes(trial)
     writes.watch()
-    lightning = functools.partial(_lightning, turn, writes)
+    lightning = functools.partial(_lightning, trial, writes)
     return {
-        "torch": functools.partial(_torch, turn, writes),
+        "torch": functools.partial(_torch, trial, writes),
         "safetensors.torch": lambda module: writes.keep(module, "save_file", 1),
         "torch.jit": lambda module: writes.keep(module, "save", 1),
         "huggingface_hub.hf_api": writes.hub,
         "wandb": lambda module: _arguments(module, lambda given: given.update(mode="disabled"), "init"),
-        "transformers.training_args": functools.partial(_training_arguments, turn),
+        "transformers.training_args": functools.partial(_training_arguments, trial),
         "transformers.trainer": functools.partial(_trainer, writes),
-        "accelerate.accelerator": functools.partial(_accelerator, turn, writes),
+        "accelerate.accelerator": functools.partial(_accelerator, trial, writes),
         "lightning.pytorch.trainer.trainer": lightning,
         "pytorch_lightning.trainer.trainer": lightning,
         **dict.fromkeys(
@@ -53,48 +51,49 @@ def _pretrained(writes: Writes, kind: str, module: ModuleType) -> None:
         writes.keep(getattr(module, kind), "save_pretrained", 1)
 
 
-def at_begin(turn: Turn, model: Any) -> None:
-    """Apply the changes that need the model. This function is called when a fit begins."""
+def at_begin(trial: TrialProcess, model: Any) -> None:
     import torch  # noqa: PLC0415 the program has imported it
 
-    _numbers(turn, torch)
+    _numbers(trial, torch)
     if model is None:
         return
-    if "attention" in turn.changes:
+    if "attention" in trial.changes:
         for module in model.modules():
             if getattr(getattr(module, "config", None), "_attn_implementation", None) == "eager" and hasattr(
                 module, "set_attn_implementation"
             ):
                 module.set_attn_implementation("sdpa")
-                turn.applied.add("attention")
-    if "compile" in turn.changes and "compile" not in turn.applied:
+                trial.applied.add("attention")
+    if "compile" in trial.changes and "compile" not in trial.applied:
         # Lightning calls `training_step`, not the module itself, so the children are compiled instead.
         for module in [*model.children()] if hasattr(model, "training_step") else [model]:
             module.compile()
-        turn.applied.add("compile")
+        trial.applied.add("compile")
 
 
-def _numbers(turn: Turn, torch: ModuleType) -> None:
-    if "precision" in turn.changes:
+def _numbers(trial: TrialProcess, torch: ModuleType) -> None:
+    if "precision" in trial.changes:
         torch.set_float32_matmul_precision("high")
-        turn.applied.add("precision")
-    if threads := turn.changes.get("threads"):
+        trial.applied.add("precision")
+    if threads := trial.changes.get("threads"):
         torch.set_num_threads(threads)
-        turn.applied.add("threads")
+        trial.applied.add("threads")
 
 
-def _torch(turn: Turn, writes: Writes, torch: ModuleType) -> None:
+def _torch(trial: TrialProcess, writes: Writes, torch: ModuleType) -> None:
     import torch.optim.optimizer as optimizers  # noqa: PLC0415 torch has just been imported
     import torch.utils.checkpoint as checkpointing  # noqa: PLC0415 as above
     from torch.utils.data import DataLoader, IterableDataset  # noqa: PLC0415 as above
 
     untraced = torch._disable_dynamo  # noqa: SLF001 the public `torch.compiler.disable` imports the compiler at once
-    _numbers(turn, torch)
-    optimizers.register_optimizer_step_post_hook(untraced(lambda one, _args, _kwargs: turn.step_ended(one)))
+    _numbers(trial, torch)
+    optimizers.register_optimizer_step_post_hook(
+        untraced(lambda optimizer, _args, _kwargs: trial.step_ended(optimizer))
+    )
     inner = torch.Tensor.backward
 
     def store(loss: object) -> None:
-        turn.backward(loss)
+        trial.backward(loss)
 
     store_untraced = untraced(store)  # torch sets an attribute, which the bound method can't have
 
@@ -112,38 +111,37 @@ def _torch(turn: Turn, writes: Writes, torch: ModuleType) -> None:
     _arguments(torch.optim.Optimizer, loads_state, "load_state_dict")
     writes.keep(torch, "save", 1)
     writes.keep(torch.serialization, "save", 1)
-    _arguments(DataLoader, functools.partial(_loader, turn, IterableDataset))
-    if "optimizer" in turn.changes:
+    _arguments(DataLoader, functools.partial(_loader, trial, IterableDataset))
+    if "optimizer" in trial.changes:
         for name in FUSED:
-            _fuse(turn, getattr(torch.optim, name))
-    if "checkpointing" in turn.changes:
+            _fuse(trial, getattr(torch.optim, name))
+    if "checkpointing" in trial.changes:
 
         def checkpoint(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-            turn.applied.add("checkpointing")
-            return function(*args, **{name: one for name, one in kwargs.items() if name not in CHECKPOINT_ARGUMENTS})
+            trial.applied.add("checkpointing")
+            return function(
+                *args, **{name: value for name, value in kwargs.items() if name not in CHECKPOINT_ARGUMENTS}
+            )
 
         checkpointing.checkpoint = checkpoint
 
 
-def _loader(turn: Turn, iterable: type, given: dict[str, Any]) -> None:
-    """Change the arguments of a loader.
-
-    The loader of an iterable data set is not changed, because several workers may load the same samples.
-    """
+def _loader(trial: TrialProcess, iterable: type, given: dict[str, Any]) -> None:
+    """An iterable data set's loader is not changed, because several workers may load the same samples."""
     if isinstance(given["dataset"], iterable):
         return
     for name, argument in (("workers", "num_workers"), ("prefetch", "prefetch_factor")):
-        number = turn.changes.get(name)
+        number = trial.changes.get(name)
         works = name == "workers" or given.get("num_workers")
         if works and number and given.get(argument) != number:
             given[argument] = number
-            turn.applied.add(name)
-    if "persistence" in turn.changes and given.get("num_workers") and not given.get("persistent_workers"):
+            trial.applied.add(name)
+    if "persistence" in trial.changes and given.get("num_workers") and not given.get("persistent_workers"):
         given["persistent_workers"] = True
-        turn.applied.add("persistence")
+        trial.applied.add("persistence")
 
 
-def _fuse(turn: Turn, kind: Any) -> None:
+def _fuse(trial: TrialProcess, kind: Any) -> None:
     inner = kind.__init__
     signature = inspect.signature(inner)
 
@@ -161,34 +159,33 @@ def _fuse(turn: Turn, kind: Any) -> None:
                 let_pass(error)
                 arguments["fused"] = before
             else:
-                turn.applied.add("optimizer")
+                trial.applied.add("optimizer")
                 return
         inner(*given.args, **given.kwargs)
 
     kind.__init__ = init
 
 
-def _training_arguments(turn: Turn, module: ModuleType) -> None:
-    """Change the `TrainingArguments` of a Hugging Face trainer before `__post_init__` checks them."""
+def _training_arguments(trial: TrialProcess, module: ModuleType) -> None:
     checked = module.TrainingArguments.__post_init__
 
     @functools.wraps(checked)
     def post_init(self: Any) -> None:
-        self.output_dir = os.path.join(turn.plan.scratch, "output")  # noqa: PTH118 a string, as the program expects
+        self.output_dir = os.path.join(trial.plan.scratch, "output")  # noqa: PTH118 a string, as the program expects
         self.save_strategy, self.push_to_hub = "no", False
         if hasattr(self, "logging_dir"):  # until transformers 5
             self.logging_dir = None
         listed = [self.report_to] if isinstance(self.report_to, str) else [*(self.report_to or ())]
         self.report_to = [KEPT_TRACKER] if KEPT_TRACKER in listed else "none"
-        if logging := turn.changes.get("logging"):
+        if logging := trial.changes.get("logging"):
             self.logging_steps = logging
-            turn.applied.add("logging")
-        if "nan_filter" in turn.changes:
+            trial.applied.add("logging")
+        if "nan_filter" in trial.changes:
             self.logging_nan_inf_filter = False
-            turn.applied.add("nan_filter")
-        if "rebalance" in turn.changes and hasattr(self, "train_sampling_strategy"):
+            trial.applied.add("nan_filter")
+        if "rebalance" in trial.changes and hasattr(self, "train_sampling_strategy"):
             self.train_sampling_strategy = "batch_rebalance"
-            turn.applied.add("rebalance")
+            trial.applied.add("rebalance")
         best, self.load_best_model_at_end = self.load_best_model_at_end, False  # the best would have to be saved
         if best:  # callbacks rely on the name and the setting
             self.metric_for_best_model = self.metric_for_best_model or "loss"
@@ -201,7 +198,6 @@ def _training_arguments(turn: Turn, module: ModuleType) -> None:
 
 
 def _trainer(writes: Writes, module: ModuleType) -> None:
-    """Keep a Hugging Face trainer from saving models, and from resuming from a checkpoint."""
     writes.keep(module.Trainer, "save_model", 1)
     _arguments(module.Trainer, functools.partial(_from_the_start, writes, "resume_from_checkpoint"), "train")
 
@@ -212,13 +208,13 @@ def _from_the_start(writes: Writes, argument: str, given: dict[str, Any]) -> Non
         given[argument] = None
 
 
-def _accelerator(turn: Turn, writes: Writes, module: ModuleType) -> None:
+def _accelerator(trial: TrialProcess, writes: Writes, module: ModuleType) -> None:
     def change(given: dict[str, Any]) -> None:
         if given.get("project_dir") is not None:
-            given["project_dir"] = turn.plan.scratch
+            given["project_dir"] = trial.plan.scratch
         project = given.get("project_config")
         if project is not None:
-            directories = {"project_dir": turn.plan.scratch, "logging_dir": turn.plan.scratch}
+            directories = {"project_dir": trial.plan.scratch, "logging_dir": trial.plan.scratch}
             given["project_config"] = dataclasses.replace(project, **directories)
         given["log_with"] = None
 
@@ -227,30 +223,30 @@ def _accelerator(turn: Turn, writes: Writes, module: ModuleType) -> None:
     writes.keep(module.Accelerator, "save_model", 2)
 
 
-def _lightning(turn: Turn, writes: Writes, module: ModuleType) -> None:
+def _lightning(trial: TrialProcess, writes: Writes, module: ModuleType) -> None:
     def change(given: dict[str, Any]) -> None:
-        given["default_root_dir"] = turn.plan.scratch
+        given["default_root_dir"] = trial.plan.scratch
         given["enable_checkpointing"] = False
         callbacks = given.get("callbacks")
-        given["callbacks"] = [one for one in _several(callbacks) if not isinstance(one, module.Checkpoint)]
+        given["callbacks"] = [
+            callback for callback in _several(callbacks) if not isinstance(callback, module.Checkpoint)
+        ]
         for logger in _several(given.get("logger")):
             if hasattr(logger, "_root_dir"):
-                logger._root_dir = turn.plan.scratch  # noqa: SLF001 TensorBoard's and CSV's loggers have no setter
-        if logging := turn.changes.get("logging"):
+                logger._root_dir = trial.plan.scratch  # noqa: SLF001 TensorBoard's and CSV's loggers have no setter
+        if logging := trial.changes.get("logging"):
             given["log_every_n_steps"] = logging
-            turn.applied.add("logging")
+            trial.applied.add("logging")
 
     _arguments(module.Trainer, change)
     _arguments(module.Trainer, functools.partial(_from_the_start, writes, "ckpt_path"), "fit")
 
 
 def _several(given: Any) -> list[Any]:
-    """Convert an argument to a list. The argument may be a list, one object, or None."""
     return [*given] if isinstance(given, list | tuple) else [] if given is None else [given]
 
 
 def _arguments(owner: Any, change: Callable[[dict[str, Any]], None], name: str = "__init__") -> None:
-    """Wrap a method, so that `change` can edit the arguments of each call."""
     inner = getattr(owner, name)
     signature = inspect.signature(inner)
 

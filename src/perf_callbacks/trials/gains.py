@@ -11,11 +11,9 @@ QUANTILES = (
 """Student's t for a 95 % interval, for 1 to 20 degrees of freedom."""
 
 SAME, CLOSE, OTHER = "the same", "close", "different"
-"""Possible results of a comparison of losses."""
 
 CLOSE_PART = 1e-3
-"""Losses are close if their relative difference is at most this. Losses differ a little because kernels round
-differently."""
+"""Largest relative difference of close losses. Kernels round differently."""
 
 
 class Gain(NamedTuple):
@@ -23,51 +21,46 @@ class Gain(NamedTuple):
 
     factor: float
     low: float | None
-    """Lower end of the interval. `low` and `high` are None after a single round, which gives no interval."""
+    """`low` and `high` are None after a single round, which gives no interval."""
     high: float | None
 
     @property
     def sure(self) -> bool:
-        """True: the setting is faster, and chance can't explain the difference."""
         return self.low is not None and self.low > 1
 
 
 def gains(times: Mapping[str, Sequence[float]], base: str) -> dict[str, Gain]:
-    """Return the speedup of each setting over the setting `base`.
+    """Return the speedups over `base`, from the seconds of a step in each round. All settings have the same rounds.
 
     The interval comes from differences between runs of the same setting. A difference that affects all settings of a
-    round doesn't count. The computation assumes that all settings are equally noisy.
-
-    Args:
-        times: For each setting, the seconds of a step in each round. All settings have the same rounds.
-        base: Name of the setting to compare with.
+    round doesn't count. All settings are assumed to be equally noisy.
 
     >>> gains({"as it is": [2.0, 2.2], "fused": [1.0, 1.1]}, "as it is")["fused"].factor
     2.0
     """
-    logs = {name: [math.log(one) for one in seconds] for name, seconds in times.items()}
+    logs = {name: [math.log(value) for value in seconds] for name, seconds in times.items()}
     rounds = len(logs[base])
     if not rounds:
         return {}
-    means = {name: math.fsum(one) / rounds for name, one in logs.items()}
+    means = {name: math.fsum(row) / rounds for name, row in logs.items()}
     mean = math.fsum(means.values()) / len(means)
-    by_round = [math.fsum([one[place] for one in logs.values()]) / len(logs) - mean for place in range(rounds)]
+    by_round = [math.fsum([row[place] for row in logs.values()]) / len(logs) - mean for place in range(rounds)]
     squares = math.fsum(
-        [(value - means[name] - by_round[place]) ** 2 for name, one in logs.items() for place, value in enumerate(one)]
+        [(value - means[name] - by_round[place]) ** 2 for name, row in logs.items() for place, value in enumerate(row)]
     )
     freedom = (len(logs) - 1) * (rounds - 1)
     width = quantile(freedom) * math.sqrt(2 * squares / freedom / rounds) if freedom else None
-    found = {}
-    for name, one in means.items():
+    gains_by_name = {}
+    for name, log_mean in means.items():
         if name != base:
-            factor = means[base] - one
+            factor = means[base] - log_mean
             ends = (None, None) if width is None else (math.exp(factor - width), math.exp(factor + width))
-            found[name] = Gain(math.exp(factor), *ends)
-    return found
+            gains_by_name[name] = Gain(math.exp(factor), *ends)
+    return gains_by_name
 
 
 def quantile(freedom: int) -> float:
-    """Return Student's t for a 95 % interval with this number of degrees of freedom.
+    """Student's t for a 95 % interval.
 
     >>> quantile(2), round(quantile(40), 2)
     (4.303, 2.02)
@@ -76,7 +69,7 @@ def quantile(freedom: int) -> float:
 
 
 def compared(first: Sequence[float], second: Sequence[float]) -> str | None:
-    """Compare the losses of two runs. Return "the same", "close" or "different", or None without losses.
+    """Compare the losses of two runs; None: there are none.
 
     >>> compared([1.0, 0.5], [1.0, 0.5001])
     'close'
@@ -84,7 +77,7 @@ def compared(first: Sequence[float], second: Sequence[float]) -> str | None:
     pairs = [*zip(first, second, strict=False)]
     if not pairs:
         return None
-    if all(one == other or (math.isnan(one) and math.isnan(other)) for one, other in pairs):
+    if all(loss == other_loss or (math.isnan(loss) and math.isnan(other_loss)) for loss, other_loss in pairs):
         return SAME
-    near = all(abs(one - other) <= CLOSE_PART * max(abs(one), abs(other)) for one, other in pairs)
+    near = all(abs(loss - other_loss) <= CLOSE_PART * max(abs(loss), abs(other_loss)) for loss, other_loss in pairs)
     return CLOSE if near else OTHER

@@ -9,46 +9,45 @@ from perf_callbacks.kernel.engine.observer import Observer
 from perf_callbacks.kernel.fit.recorder import Recorder
 from perf_callbacks.kernel.fit.setup import Training
 from perf_callbacks.kernel.records.fit_records import APPLIED, Checklist, Record
-from perf_callbacks.trials import changes, turn
-from perf_callbacks.trials.turn import Turn
+from perf_callbacks.trials import changes, process
+from perf_callbacks.trials.process import TrialProcess
 
 
 def begin(recorder: Recorder, training: Training) -> "TrialFit | None":
-    """Return the observer that connects this fit to its trial, or None if this process is part of no trial."""
-    found = turn.of_process()
-    if found is None:
+    trial = process.current_trial()
+    if trial is None:
         return None
-    found.own_callback = not training.armed
-    observer = TrialFit(recorder, found)
+    trial.own_callback = not training.armed
+    observer = TrialFit(recorder, trial)
     for row in training.checklist:
         observer.record_written(row)
-    changes.at_begin(found, training.setup().called or training.model)
+    changes.at_begin(trial, training.setup().called or training.model)
     return observer
 
 
 ITEMS = {"gc": "gc", "affinity": "affinity", "loaders": "pinning"}
-"""For each item of the callback's checklist: the name of the remedy that makes the same change."""
+"""The remedy that makes the same change as an item of the checklist."""
 
 
 class TrialFit(Observer):
     """Observer of the fit that runs in a trial."""
 
-    def __init__(self, recorder: Recorder, turn: Turn) -> None:
-        self._turn, self._recorder = turn, recorder
-        turn.recorder = weakref.ref(recorder)
+    def __init__(self, recorder: Recorder, trial: TrialProcess) -> None:
+        self._trial, self._recorder = trial, recorder
+        trial.recorder = weakref.ref(recorder)
 
     @override
     def record_written(self, record: Record) -> None:
         if isinstance(record, Checklist) and record.item in ITEMS:
-            (self._turn.applied.add if record.status == APPLIED else self._turn.applied.discard)(ITEMS[record.item])
+            (self._trial.applied.add if record.status == APPLIED else self._trial.applied.discard)(ITEMS[record.item])
 
     @override
     def closed(self) -> None:
         """End the process, so that no code of the program runs after the last step of a trial.
 
-        After an error in this package or in the program, the method does not end the process.
+        Errors, ours or the program's, don't end it.
         """
         error = sys.exc_info()[1] or getattr(sys, "last_value", None)  # the latter at the interpreter's exit
         crashed = self._recorder.failure is not None and error is not None
         if not self._recorder.failed and not crashed:
-            self._turn.ended()
+            self._trial.ended()

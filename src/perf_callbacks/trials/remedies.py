@@ -1,7 +1,4 @@
-"""Table of the remedies that a trial can apply. A regular expression finds the remedy in the text of a finding.
-
-A finding suggests a line of code to the user. A trial makes the change that the suggested line would make.
-"""
+"""Table of the remedies that a trial can apply: the changes that the lines of code in findings would make."""
 
 import re
 from collections.abc import Collection
@@ -17,18 +14,16 @@ class Remedy:
 
     name: str
     group: str
-    """Name of the group. `--only` with this name selects all remedies of the group."""
     advice: str
-    """Regular expression that finds the remedy in a finding's line. The expression's first group captures the number of
-    the change."""
+    """Regular expression for a finding's line. Its first group captures the number of the change."""
     title: str
-    """Name of the remedy in tables, with `{}` in place of the number."""
+    """With `{}` in place of the number."""
     line: str = ""
-    """Line of code that the user should write if no finding gives one."""
+    """What the user should write if no finding gives a line."""
     alters: bool = False
-    """True: the losses may change, because the arithmetic or the order of samples changes."""
+    """The losses may change, because the arithmetic or the order of samples changes."""
     asked: bool = False
-    """True: the remedy is tried only if `--only` selects it."""
+    """Tried only if `--only` selects it."""
 
 
 REMEDIES: tuple[Remedy, ...] = (
@@ -92,24 +87,20 @@ REMEDIES: tuple[Remedy, ...] = (
         line="torch.compile(model)", asked=True,
     ),
 )  # fmt: skip
-"""All remedies, in the order of the table that `perf-callbacks try` prints."""
 
 GROUPS = tuple(dict.fromkeys([remedy.group for remedy in REMEDIES]))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Candidate:
-    """One remedy that trials apply to a program, with its number and its line of code."""
+    """One remedy for a program, with its number and its line of code."""
 
     remedy: Remedy
     value: int | None
-    """Number of the remedy, such as the number of workers."""
     line: str
-    """Line of code that the user should write."""
     promised: tuple[float, float] | None = None
-    """Least and largest speedup factor that the finding promises, or None if unknown."""
     called_for: bool = True
-    """True: a finding calls for the remedy. False: the user selected the remedy with `--only`."""
+    """False: no finding calls for the remedy; the user selected it with `--only`."""
 
     @property
     def title(self) -> str:
@@ -118,7 +109,7 @@ class Candidate:
 
 
 def of_finding(finding: Finding) -> Candidate | None:
-    """Return the remedy that a finding calls for, or None if trials have no such remedy."""
+    """None if trials have no such remedy."""
     for remedy in REMEDIES:
         match = re.search(remedy.advice, finding.remedy)
         if match is not None:
@@ -134,41 +125,36 @@ def _promised(finding: Finding) -> tuple[float, float] | None:
 
 
 def candidates(probe: TrialOutcome, only: Collection[str], cpus: int) -> list[Candidate]:
-    """Return the remedies to try: those that the findings of a probe call for, and those that `--only` selects.
+    """Return the remedies that the findings of a probe call for, and those that `--only` selects.
 
-    Args:
-        probe: Outcome of the probe.
-        only: Groups that `--only` names. If no group is named, all remedies that don't need `--only` are allowed.
-        cpus: Number of CPUs of this process.
+    If `only` names no group, all remedies that don't need `--only` are allowed.
     """
-    called_for = [one for one in map(of_finding, probe.findings) if one is not None]
-    found = []
+    called_for = [candidate for candidate in map(of_finding, probe.findings) if candidate is not None]
+    results = []
     for remedy in REMEDIES:
         name, chosen = remedy.name, remedy.group in only
         if not chosen and (only or remedy.asked):
             continue
         if probe.own_callback and name in {"gc", "affinity", "pinning"}:
             continue
-        candidate = next((one for one in called_for if one.remedy is remedy), None)  # the first is the largest
+        candidate = next((wanted for wanted in called_for if wanted.remedy is remedy), None)  # the first is the largest
         if candidate is None and (name in probe.applied or (chosen and name in DEFAULTS)):
             number = max(1, cpus - 1) if name in NUMBERED else None
             line = remedy.line.format(number)
             candidate = Candidate(remedy=remedy, value=number, line=line, called_for=name in probe.applied)
         if candidate is not None:
-            found.append(candidate)
-    return found
+            results.append(candidate)
+    return results
 
 
 NUMBERED = frozenset({"workers", "threads"})
-"""Remedies of `DEFAULTS` that have a number, such as the number of workers. The number of CPUs determines this
-number."""
+"""Remedies of `DEFAULTS` with a number, which the number of CPUs determines."""
 
 DEFAULTS = NUMBERED | {"optimizer", "precision", "gc", "compile"}
-"""Remedies that `--only` can select although no finding calls for them."""
 
 
 def settings(changes: Changes, *, own_callback: bool) -> dict[str, str]:
-    """Return the environment variables of a trial, which turn off automatic changes that the trial doesn't measure."""
+    """Turn off automatic changes that the trial doesn't measure."""
     variables = {
         "PERF_CALLBACKS_CHECKLIST": "on",
         "PERF_CALLBACKS_GC": "sync" if "gc" in changes else "observe",

@@ -1,7 +1,4 @@
-"""Gains that `perf-callbacks try` measured, stored for later runs of the same program.
-
-The findings of a later run show the stored gains if the run has the same model, the same batch and the same device.
-"""
+"""Gains that `perf-callbacks try` measured, for later runs of the program with the same model, batch and device."""
 
 import hashlib
 from collections.abc import Mapping, Sequence
@@ -19,7 +16,7 @@ from perf_callbacks.trials.remedies import Candidate, of_finding
 from perf_callbacks.trials.text import TrialResults
 
 GainInterval = tuple[float, float, float]
-"""Lower end of the 95 % interval of a speedup, the measured speedup as a factor, and upper end of the interval."""
+"""Speedup as a factor: lower end of its 95 % interval, measured, upper end."""
 
 
 def _path(identity: Identity) -> Path:
@@ -31,12 +28,12 @@ def _key(candidate: Candidate) -> str:
 
 
 def store(result: TrialResults) -> None:
-    """Store the gains of the trials in a file. If the file can't be written, nothing is stored."""
-    found = result.gains()
+    """If the file can't be written, nothing is stored."""
+    measured = result.gains()
     gains = {
-        _key(one): (gain.low, gain.factor, gain.high)
-        for one in result.candidates
-        if (gain := found.get(one.title)) is not None and gain.low is not None and gain.high is not None
+        _key(candidate): (gain.low, gain.factor, gain.high)
+        for candidate in result.candidates
+        if (gain := measured.get(candidate.title)) is not None and gain.low is not None and gain.high is not None
     }
     if not gains or result.identity is None:
         return
@@ -47,14 +44,16 @@ def store(result: TrialResults) -> None:
 
 
 def of_run(run: Run) -> dict[str, GainInterval]:
-    """Return the gains that trials of a run's program have measured, by change. The result may be empty."""
+    """By change; may be empty."""
     with suppress(OSError, ValueError, msgspec.DecodeError):
-        return msgspec.json.decode(_path(Identity.of(run)).read_bytes(), type=dict[str, GainInterval])
+        return msgspec.json.decode(_path(Identity.from_run(run)).read_bytes(), type=dict[str, GainInterval])
     return {}
 
 
 def with_gains(findings: Sequence[Finding], gains: Mapping[str, GainInterval]) -> tuple[Finding, ...]:
-    return tuple([replace(one, measured=_gain(one, gains)) for one in findings]) if gains else tuple(findings)
+    return (
+        tuple([replace(finding, measured=_gain(finding, gains)) for finding in findings]) if gains else tuple(findings)
+    )
 
 
 def _gain(finding: Finding, gains: Mapping[str, GainInterval]) -> GainInterval | None:

@@ -9,8 +9,7 @@ from perf_callbacks.trials.plan import FAILED, RESUMES, SAVES, Identity, TrialOu
 from perf_callbacks.trials.remedies import Candidate
 
 BASE, TOGETHER = "as it is", "together"
-"""`BASE` is the name of the setting without any change. `TOGETHER` is the name of the setting with several remedies at
-once."""
+"""The setting without any change, and the setting with several remedies at once."""
 
 NO_TIME = "its steps took no time outside of evaluations and checkpoints"
 NOT_APPLIED = "nothing in the program could be changed"
@@ -31,80 +30,76 @@ class TrialResults:
     short: tuple[int, float] | None = None
     """`TrialOutcome.short` of the probe."""
     rounds: list[dict[str, TrialOutcome]] = field(default_factory=list)
-    """The complete rounds. Each round maps a setting to the outcome of its trial."""
+    """The complete rounds: outcomes by setting."""
     partial: dict[str, TrialOutcome] = field(default_factory=dict)
-    """Outcomes of an interrupted round, by setting."""
     failed: dict[str, str] = field(default_factory=dict)
-    """For each setting without a measured time: the reason why it has none."""
     interrupted: bool = False
-    """True: the user stopped the trials, so rounds are missing."""
     together: tuple[str, ...] = ()
-    """Titles of the remedies that were tried together."""
     launches: int = 0
     seconds: float = 0.0
     identity: Identity | None = None
 
     @property
     def settings(self) -> list[str]:
-        names = [BASE, *[one.title for one in self.candidates], TOGETHER]
-        return [name for name in names if self.rounds and all(name in one for one in self.rounds)]
+        names = [BASE, *[candidate.title for candidate in self.candidates], TOGETHER]
+        return [name for name in names if self.rounds and all(name in outcomes for outcomes in self.rounds)]
 
     def gains(self) -> dict[str, Gain]:
-        """Return the speedup of each setting. Speedups have no interval if fewer than two rounds are complete."""
+        """Without intervals before two rounds are complete."""
         rounds = self.rounds or ([self.partial] if BASE in self.partial else [])
         names = self.settings or [*self.partial]
-        times = {name: [one[name].step_seconds or 0.0 for one in rounds] for name in names}
+        times = {name: [outcomes[name].step_seconds or 0.0 for outcomes in rounds] for name in names}
         return gains(times, BASE) if rounds else {}
 
     def losses(self, name: str) -> str:
-        """Return words that compare the losses of a setting with the losses of the unchanged program."""
         rounds = self.rounds or [self.partial]
-        base = [one[BASE].losses for one in rounds]
+        base = [outcomes[BASE].losses for outcomes in rounds]
         if any(compared(base[0], other) == OTHER for other in base[1:]):
             return "differs from run to run"
-        found = [compared(base[0], one[name].losses) for one in rounds]
-        worst = next((kind for kind in (OTHER, CLOSE, SAME) if kind in found), None)
+        likenesses = [compared(base[0], outcomes[name].losses) for outcomes in rounds]
+        worst = next((kind for kind in (OTHER, CLOSE, SAME) if kind in likenesses), None)
         titles = self.together if name == TOGETHER else (name,)
-        if worst == OTHER and any(one.remedy.alters for one in self.candidates if one.title in titles):
+        if worst == OTHER and any(
+            candidate.remedy.alters for candidate in self.candidates if candidate.title in titles
+        ):
             return "changed, by design"
         return worst or "unknown"
 
     def helpful(self) -> list[Candidate]:
-        """Return the remedies that surely help, sorted by speedup. The best remedy comes first."""
-        found = self.gains()
-        helps = [one for one in self.candidates if one.title in found and found[one.title].sure]
-        return sorted(helps, key=lambda one: -found[one.title].factor)
+        gains = self.gains()
+        helps = [candidate for candidate in self.candidates if candidate.title in gains and gains[candidate.title].sure]
+        return sorted(helps, key=lambda candidate: -gains[candidate.title].factor)
 
 
 def lines(result: TrialResults) -> Iterable[str]:
-    """Yield the lines of the table, then the settings without a time, then the lines of code to write."""
-    found = result.gains()
-    base = [one[BASE].step_seconds or 0.0 for one in result.rounds or [result.partial] if BASE in one]
+    """Yield the table, then the settings without a time, then the lines of code to write."""
+    gains = result.gains()
+    base = [outcomes[BASE].step_seconds or 0.0 for outcomes in result.rounds or [result.partial] if BASE in outcomes]
     if not base:
         yield f"{result.program}: nothing was measured."
     else:
-        yield from _table(result, found, sum(base) / len(base))
+        yield from _table(result, gains, sum(base) / len(base))
     for name, why in result.failed.items():
         yield f"{name}: no result, {why}"
     helps = result.helpful()
     if helps:
         yield ""
         yield "Write:"
-        yield from [f"  {one.line}" for one in helps]
-    elif result.rounds and len(found) > 0:
+        yield from [f"  {candidate.line}" for candidate in helps]
+    elif result.rounds and len(gains) > 0:
         yield ""
         yield "No change helps for sure." if len(result.rounds) > 1 else "One round shows no interval: nothing is sure."
 
 
-def _table(result: TrialResults, found: Mapping[str, Gain], base_seconds: float) -> Iterable[str]:
-    width = max([len(name) for name in [BASE, *found]])
+def _table(result: TrialResults, gains: Mapping[str, Gain], base_seconds: float) -> Iterable[str]:
+    width = max([len(name) for name in [BASE, *gains]])
     yield f"{'':<{width}}  {'step time':>9}  {'faster':>6}  {'95 % interval':<14}  loss"
     yield f"{BASE:<{width}}  {_milliseconds(base_seconds):>9}"
-    for name, gain in found.items():
+    for name, gain in gains.items():
         ends = "" if gain.low is None or gain.high is None else f"{gain.low:.2f} to {gain.high:.2f}"
         time = _milliseconds(base_seconds / gain.factor)
         yield f"{name:<{width}}  {time:>9}  {gain.factor:>5.2f}x  {ends:<14}  {result.losses(name)}".rstrip()
-    if TOGETHER in found:
+    if TOGETHER in gains:
         yield f"{TOGETHER} is: {'; '.join(result.together)}"
 
 
@@ -113,25 +108,24 @@ def _milliseconds(seconds: float) -> str:
 
 
 def refused(outcome: TrialOutcome) -> str:
-    """Return a sentence that says why a trial ended without a measured time."""
     return REFUSED.get(outcome.why or FAILED, "{}").format(outcome.place)
 
 
 def as_json(result: TrialResults) -> dict[str, Any]:
-    """Return the JSON object with all results. Times are in seconds, and gains are factors."""
-    found = result.gains()
-    by_title = {one.title: one for one in result.candidates}
+    """Times are in seconds, and gains are factors."""
+    gains = result.gains()
+    by_title = {candidate.title: candidate for candidate in result.candidates}
     rounds = result.rounds or [result.partial]
     settings = []
     for name in result.settings or [*result.partial]:
-        gain, candidate = found.get(name), by_title.get(name)
+        gain, candidate = gains.get(name), by_title.get(name)
         settings.append(
             {
                 "setting": name,
                 "remedy": candidate.remedy.name if candidate is not None else None,
                 "value": candidate.value if candidate is not None else None,
                 "line": candidate.line if candidate is not None else None,
-                "step_seconds": [one[name].step_seconds for one in rounds],
+                "step_seconds": [outcomes[name].step_seconds for outcomes in rounds],
                 "faster": gain.factor if gain is not None else None,
                 "low": gain.low if gain is not None else None,
                 "high": gain.high if gain is not None else None,
@@ -146,7 +140,7 @@ def as_json(result: TrialResults) -> dict[str, Any]:
         "together": [*result.together],
         "failed": dict(result.failed),
         "interrupted": result.interrupted,
-        "write": [one.line for one in result.helpful()],
+        "write": [candidate.line for candidate in result.helpful()],
         "launches": result.launches,
         "seconds": round(result.seconds, 1),
     }

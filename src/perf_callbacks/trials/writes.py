@@ -1,9 +1,7 @@
-"""Protection of the program's files: a trial must not write to them, and must not upload anything.
+"""Protection of the program's files: outside of its scratch directory, a trial writes nothing, and it uploads nothing.
 
-Each trial writes to a scratch directory. If the program opens a file outside of the scratch directory for writing, the
-trial ends the process before the file is opened. With `--yes`, known functions that save files do nothing, and any
-other write to a file really happens. A trial can't detect writes by C code, writes by child processes, or writes to the
-network.
+The process ends before it opens another file for writing. With `--yes`, known functions that save files do nothing,
+and any other write really happens. Writes by C code, by child processes or to the network are not detected.
 """
 
 import os
@@ -17,7 +15,7 @@ from typing import Any
 
 from perf_callbacks.kernel.process.stacks import callers
 from perf_callbacks.trials.plan import RESUMES, SAVES
-from perf_callbacks.trials.turn import Turn
+from perf_callbacks.trials.process import TrialProcess
 
 TRACKERS = {
     "WANDB_MODE": "disabled",
@@ -26,13 +24,12 @@ TRACKERS = {
     "SWANLAB_MODE": "disabled",
     "CLEARML_OFFLINE_MODE": "1",
 }
-"""Environment variables that keep experiment trackers from recording a trial."""
+"""Keep experiment trackers from recording a trial."""
 
 CACHES = (
     "XDG_CACHE_HOME", "HF_HOME", "HF_HUB_CACHE", "HF_DATASETS_CACHE", "TORCH_HOME", "TORCHINDUCTOR_CACHE_DIR",
     "TRITON_CACHE_DIR", "MPLCONFIGDIR", "CUDA_CACHE_PATH",
 )  # fmt: skip
-"""Environment variables that name cache directories, in which a program may write during a trial."""
 
 SYSTEM = ("/dev", "/proc", "/sys")
 
@@ -50,21 +47,18 @@ _CHANGING: dict[str, tuple[tuple[int, int | None], ...]] = {
     "shutil.move": ((0, None), (1, None)),
     "shutil.rmtree": ((0, 1),),
 }
-"""Audit events of Python that change files. Each event has a pair of numbers for each path that it changes.
+"""By audit event, for each changed path: its position in the arguments, and that of a directory descriptor, or None.
 
-The first number is the position of the path in the event's arguments. The second number is the position of a directory
-descriptor, or None without a descriptor; with Python 3.10, `shutil.rmtree` has none.
-"""
+With Python 3.10, `shutil.rmtree` has no descriptor."""
 
 IN_MEMORY_OR_READ = ("mode=memory", "mode=ro", "immutable=1")
-"""Opening an SQLite database writes no file if the database's address contains one of these texts."""
+"""Opening an SQLite database with one of these texts in its address writes no file."""
 
 UPLOADS = (
     "create_branch", "create_commit", "create_commits_on_pr", "create_repo", "create_tag", "delete_branch",
     "delete_file", "delete_files", "delete_folder", "delete_repo", "delete_tag", "move_repo", "preupload_lfs_files",
     "super_squash_history", "update_repo_settings", "upload_file", "upload_folder", "upload_large_folder",
 )  # fmt: skip
-"""Names of the methods and functions of `huggingface_hub` that change a repository on the hub."""
 
 PRETRAINED = {
     "peft.peft_model": "PeftModel",
@@ -76,7 +70,7 @@ PRETRAINED = {
     "transformers.processing_utils": "ProcessorMixin",
     "transformers.tokenization_utils_base": "PreTrainedTokenizerBase",
 }
-"""For each module: its class with a method `save_pretrained`."""
+"""The class of each module that has a method `save_pretrained`."""
 
 STANDARD_LIBRARY = (sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib"))
 
@@ -84,39 +78,37 @@ STANDARD_LIBRARY = (sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib
 class Writes:
     """Watches a trial's process for writes outside of the scratch directory."""
 
-    def __init__(self, turn: Turn) -> None:
-        self._turn = turn
-        home = Path("~").expanduser() if os.environ.get("HOME") else Path(turn.plan.scratch)
+    def __init__(self, trial: TrialProcess) -> None:
+        self._trial = trial
+        home = Path("~").expanduser() if os.environ.get("HOME") else Path(trial.plan.scratch)
         homes = [home / ".cache", home / ".config", home / ".triton"]
         named = [os.environ[name] for name in CACHES if os.environ.get(name)]
-        places = [turn.plan.scratch, str(turn.path.parent), *map(str, homes), *named, *SYSTEM]
+        places = [trial.plan.scratch, str(trial.path.parent), *map(str, homes), *named, *SYSTEM]
         self._allowed = tuple([os.path.join(os.path.realpath(place), "") for place in places])  # noqa: PTH118 a prefix
 
     def watch(self) -> None:
-        """Begin to watch for writes. Before the program writes outside of the scratch directory, end the process."""
-        if not self._turn.plan.yes:
+        if not self._trial.plan.yes:
             sys.addaudithook(self._on_event)
 
     def _on_event(self, event: str, arguments: tuple[Any, ...]) -> None:
         if event == "open":
             path, mode, flags = arguments
             writes = any(letter in mode for letter in "wax+") if mode else bool(flags & _WRITING)
-            found = [path] if writes else []
+            paths = [path] if writes else []
         elif event == "os.mkdir":
             path = _joined(arguments[0], arguments[2])
-            found = [] if os.path.lexists(path) else [path]  # programs make directories that are there already
+            paths = [] if os.path.lexists(path) else [path]  # programs make directories that are there already
         elif event == "sqlite3.connect":
-            found = _database(arguments[0])
+            paths = _database(arguments[0])
         elif event in _CHANGING:
-            found = [_joined(arguments[place], (*arguments, None)[of or -1]) for place, of in _CHANGING[event]]
+            paths = [_joined(arguments[place], (*arguments, None)[of or -1]) for place, of in _CHANGING[event]]
         else:
             return
-        for path in found:
+        for path in paths:
             if self.outside(path):
                 self.leave(path)
 
     def outside(self, path: object) -> bool:
-        """Return True if a trial must not write to this path."""
         if not isinstance(path, str | bytes | os.PathLike) or not path:
             return False
         real = os.path.realpath(os.fsdecode(path))
@@ -125,7 +117,7 @@ class Writes:
     def leave(self, path: object) -> None:
         """End the process, and report the path and the program's line that writes to it."""
         name = os.fsdecode(path) if isinstance(path, bytes | os.PathLike) else str(path)
-        self._turn.leave(SAVES, f"{name}, at {program_line()}")
+        self._trial.leave(SAVES, f"{name}, at {program_line()}")
 
     def keep(self, owner: Any, name: str, place: int) -> None:
         """Replace a function that saves files, so that it doesn't write outside of the scratch directory.
@@ -138,17 +130,16 @@ class Writes:
         @wraps(inner)
         def save(*args: Any, **kwargs: Any) -> Any:
             paths = [*args[place : place + 1], *kwargs.values()]
-            found = [path for path in paths if isinstance(path, str | os.PathLike) and self.outside(path)]
-            if not found:
+            written = [path for path in paths if isinstance(path, str | os.PathLike) and self.outside(path)]
+            if not written:
                 return inner(*args, **kwargs)
-            if not self._turn.plan.yes:
-                self.leave(found[0])
+            if not self._trial.plan.yes:
+                self.leave(written[0])
             return None
 
         setattr(owner, name, save)
 
     def hub(self, module: ModuleType) -> None:
-        """Replace the methods and functions of `huggingface_hub` that upload, so that a trial uploads nothing."""
         for owner in (module.HfApi, module):
             for name in UPLOADS:
                 inner = getattr(owner, name, None)
@@ -158,17 +149,16 @@ class Writes:
     def _uploading(self, module: ModuleType, inner: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(inner)
         def upload(*words: Any, **kwargs: Any) -> Any:
-            if not self._turn.plan.yes:
-                self._turn.leave(SAVES, f"to a hub, at {program_line()}")
-            name = next((one for one in [kwargs.get("repo_id"), *words] if isinstance(one, str)), "")
+            if not self._trial.plan.yes:
+                self._trial.leave(SAVES, f"to a hub, at {program_line()}")
+            name = next((word for word in [kwargs.get("repo_id"), *words] if isinstance(word, str)), "")
             return module.RepoUrl(f"{module.ENDPOINT}/{name}") if inner.__name__ == "create_repo" else None
 
         return upload
 
     def resumes(self) -> None:
-        """End the process because the program resumes from a checkpoint, unless the user passed `--yes`."""
-        if not self._turn.plan.yes and self._turn.mine and not self._turn.trains:
-            self._turn.leave(RESUMES, program_line())
+        if not self._trial.plan.yes and self._trial.mine and not self._trial.trains:
+            self._trial.leave(RESUMES, program_line())
 
 
 def _database(name: Any) -> list[Any]:
@@ -180,14 +170,14 @@ def _database(name: Any) -> list[Any]:
 
 
 def _joined(path: Any, directory: Any) -> Any:
-    """Join a path to the open directory with this descriptor. Without a descriptor, return the path unchanged."""
+    """Without a descriptor, return the path unchanged."""
     if isinstance(directory, int) and directory >= 0 and isinstance(path, str | bytes | os.PathLike):
         return os.path.join(os.path.realpath(f"/proc/self/fd/{directory}"), os.fsdecode(path))  # noqa: PTH118 a string
     return path
 
 
 def program_line() -> str:
-    """Return the innermost line of the program's own code in the stack. Lines of installed packages don't count."""
+    """The innermost line of the program's own code in the stack, not of an installed package."""
     libraries = (str(Path(__file__).parents[1]), "<", *STANDARD_LIBRARY)
     for frame in callers():
         file = frame.f_code.co_filename

@@ -1,4 +1,4 @@
-"""Push a FLOP counter onto a thread's stack of dispatch modes, and remove the counter, without a `with` block."""
+"""Push a FLOP counter onto a thread's stack of dispatch modes, and remove it, without a `with` block."""
 
 import math
 from contextlib import ExitStack
@@ -13,30 +13,25 @@ from perf_callbacks.kernel.foreign_errors import suppress
 
 
 class CountWindow:
-    """Counts FLOPs between the calls of `open` and `close`, on the thread that calls `open`.
+    """Counts FLOPs between `open` and `close`, on the thread that calls `open`.
 
-    An interrupt such as Ctrl-C may stop `open` or `close` halfway. After an interrupt, the next call of
-    `open` or `close`, the watchdog or the window's finalizer restores everything. Each change is recorded beforehand,
-    so that an interrupted change can be undone.
+    An interrupt such as Ctrl-C may stop either halfway. The next call of either, the watchdog or the finalizer then
+    restores everything: each change is recorded beforehand.
     """
 
     def __init__(self, patience_seconds: float = math.inf, counter: FlopCounter | None = None) -> None:
         self.counter = counter or FlopCounter()
         self.patience_seconds = patience_seconds
-        """Number of seconds without any operation after which the count ends, because the loop may have ended."""
+        """Without any operation for so long, the count ends: the loop may have ended."""
         self._thread = current_thread()
         self._opened = False
         self._last: tuple[int, float] | None = None  # number of operations, and the time of the last change
         self.left_behind = False
-        """True if the counter could not be removed from the stack of modes yet, for example because it is below another
-        mode."""
+        """True if the counter can't be removed from the stack yet, for example because it is below another mode."""
         finalize(self, _abandon, self.counter).atexit = False
 
     def open(self) -> None:
-        """Start or resume counting.
-
-        In a backward or a compiled call, `open` does nothing unless the counter is already on the stack of modes.
-        """
+        """Start or resume counting; in a backward or a compiled call, only if the counter is still on the stack."""
         limit = self.counter.limit
         if self._opened or self.counter.lost or (limit is not None and limit.ended is not None):
             return
@@ -56,12 +51,11 @@ class CountWindow:
             raise
 
     def step_aside(self) -> None:
-        """Remove the counter from this thread's stack of modes until the thread calls a module."""
         if self._opened and not modes_are_lent() and dispatch_modes()[-1:] == [self.counter]:
             self.counter.step_aside()
 
     def close(self) -> None:
-        """Stop counting. A second call only removes a counter that the first call could not remove."""
+        """A second call only removes a counter that the first could not remove."""
         try:
             self._end()
         except BaseException:  # an interrupt: all steps can be repeated
@@ -83,7 +77,6 @@ class CountWindow:
         self.counter.inert = self.left_behind or self.counter.lost
 
     def tick(self, now: float) -> bool:
-        """End the count if no operation ran for `patience_seconds`, or if the counting thread has ended."""
         if self._opened:
             operations = self.counter.operations
             if self._last is None or self._last[0] != operations:
@@ -102,7 +95,7 @@ def _sweep() -> None:
 
 
 def _abandon(counter: FlopCounter) -> None:
-    """Stop the counter of a window that no longer exists. The counter may still be on the stack of a thread."""
+    """Stop the counter of a window that is gone; it may still be on a thread's stack."""
     counter.inert = True
     with suppress(Exception):  # no caller would see an error here
         try:

@@ -19,30 +19,24 @@ from torch.utils.hooks import RemovableHandle
 from perf_callbacks.flops.counting.count_limit import CountLimit
 from perf_callbacks.flops.counting.coverage import Weights
 from perf_callbacks.flops.counting.module_shares import ModuleShares
-from perf_callbacks.flops.counting.observed import Observed, Sort
+from perf_callbacks.flops.counting.observed import OperationFacts, StepObservations
 from perf_callbacks.flops.counting.operands import are_batched, flops_per_real_flop, is_wrapped, number_format, tensors
 from perf_callbacks.flops.counting.phases import in_backward, newest_node, phase, running_node
 from perf_callbacks.flops.counting.repeats import Repeats
 from perf_callbacks.flops.counting.stacked_mode import StackedMode
 from perf_callbacks.flops.training_filter import TrainingFilter
-from perf_callbacks.flops.work import Cell, Kind, Work
+from perf_callbacks.flops.work import Kind, Work, WorkKey
 from perf_callbacks.kernel.failures import guard
 from perf_callbacks.kernel.foreign_errors import let_pass, of_handler
 from perf_callbacks.kernel.process import compiler
 
 
 class FlopCounter(StackedMode):  # type: ignore[no-untyped-call] # torch leaves it untyped
-    """Counts FLOPs by phase, dtype and kind of operation. Errors in the counter never reach the program.
+    """Counts FLOPs by phase, dtype and kind of operation. Its errors never reach the program.
 
-    Compiled code runs as usual below the counter, which then sees only the operations that the compiler left to torch,
-    such as most matrix products.
-
-    Args:
-        filtered: Filter that selects the counted operations. None means that all operations are counted.
-        follow: Function that is called after each operation of the training. The function's arguments are the
-            operation, the operation's result, and the number of the running backward (0 outside of a backward).
-        model: Model for which FLOPs are also counted per module. None means that no FLOPs are counted per module.
-        spent: Function that returns True once the count has cost enough. The argument is the number of operations.
+    Compiled code runs as usual below the counter, which sees only what the compiler left to torch, such as most matrix
+    products. `follow` is called after each operation of the training, with the operation, its result, and the number of
+    the running backward (0 outside); `spent` is True once the count has cost enough.
 
     >>> with FlopCounter() as counter:
     ...     product = torch.ones(2, 3) @ torch.ones(3, 5)
@@ -58,37 +52,30 @@ class FlopCounter(StackedMode):  # type: ignore[no-untyped-call] # torch leaves 
         spent: Callable[[int], bool] | None = None,
     ) -> None:
         super().__init__()
-        self.lost = False
-        """True if a part of the step was missed, so that all FLOPs of the step were dropped."""
-        self.operations = 0
-        """Number of all dispatched operations, counted or not."""
-        self.passes: list[Counter[Cell]] = [Counter()]
-        """FLOPs of each pass. A pass consists of a forward and the next backward."""
-        self.logical: Counter[Cell] = Counter()
-        """FLOPs of operations on sharded tensors, as if the tensors were not sharded."""
+        self.lost = False  # True if a part of the step was missed, so that all its FLOPs were dropped
+        self.operations = 0  # dispatched so far, counted or not
+        self.passes: list[Counter[WorkKey]] = [Counter()]  # of each forward with the next backward
+        self.logical: Counter[WorkKey] = (
+            Counter()
+        )  # FLOPs of operations on sharded tensors, as if they were not sharded
         self.weights = Weights()
-        self.observed = Observed()
+        self.observed = StepObservations()
         self.modules = ModuleShares(model)
-        self.errors: Counter[str] = Counter()
-        """Number of errors in the counter itself, for each operation and type of error."""
+        self.errors: Counter[str] = Counter()  # of the counter itself, by operation and type of error
         self.limit = None if filtered is None or spent is None else CountLimit(filtered.stage_tracker, spent)
-        """Limit of the count's cost, or None."""
         self._model = None if model is None else ref(model)
         self._repeats = Repeats()
         self._filter = filtered
         self._follower = follow
-        self._apart: dict[int, tuple[Cell, int, str | None]] = {}
-        """FLOPs and module path of each product that was not counted, by the number of the product's autograd node.
-
-        If a backward runs the autograd node, the FLOPs of the product are added to the count.
-        """
+        self._apart: dict[int, tuple[WorkKey, int, str | None]] = {}
+        """FLOPs and module path of uncounted products by autograd node; they count if a backward runs the node."""
         self._broken = False
         self._hooked = True
         self._forwards: list[int] = []  # ids of begun modules: a counter that stays on a stack must keep no model
         self._begun: set[int] = set()  # backwards
         self._backwards = False
         hooks = modules._global_forward_pre_hooks, modules._global_forward_hooks  # noqa: SLF001 as below
-        self._hooks = [RemovableHandle(one) for one in hooks]
+        self._hooks = [RemovableHandle(registry) for registry in hooks]
 
     def __enter__(self) -> "FlopCounter":  # noqa: PYI034 Python 3.10 has no Self
         self.hook()
@@ -102,10 +89,10 @@ class FlopCounter(StackedMode):  # type: ignore[no-untyped-call] # torch leaves 
             self.leave_stack()
 
     def hook(self) -> None:
-        """Add hooks that watch the calls of all modules. A second call changes nothing.
+        """Watch the calls of all modules. A second call changes nothing.
 
-        A program that compiles gets no hooks, because the compiler would compile them too. All weights of the model are
-        then expected in products.
+        A program that compiles gets no hooks, because the compiler would compile them too: all weights are then
+        expected in products.
         """
         if compiler.compiles():
             self._hooked = False
@@ -119,7 +106,7 @@ class FlopCounter(StackedMode):  # type: ignore[no-untyped-call] # torch leaves 
         modules._global_forward_hooks[ends.id] = partial(self._see, begins=False)  # noqa: SLF001 as above
 
     def unhook(self) -> None:
-        """Remove the hooks on modules. Drop the count if the counter missed a part of forward or backward."""
+        """Remove the hooks. Drop the count if the counter missed a part of forward or backward."""
         self.end_profile()
         if self.aside is not None and (self.limit is None or not self.limit.complete):
             self.lose()
@@ -134,7 +121,7 @@ class FlopCounter(StackedMode):  # type: ignore[no-untyped-call] # torch leaves 
             hook.remove()
 
     def _compiles(self, *_: object) -> None:
-        """Remove the hooks before the compiler traces the first function of the program."""
+        """Remove the hooks before the compiler traces the program's first function."""
         with guard(partial(self._err, "compilation")):
             self._hooked = False
             self._remove_hooks()
@@ -142,13 +129,12 @@ class FlopCounter(StackedMode):  # type: ignore[no-untyped-call] # torch leaves 
             self._expect_weights()
 
     def _expect_weights(self) -> None:
-        """Record the weights of the whole model, and which of its modules have run."""
         model = None if self._model is None else self._model()
         for module in () if model is None else model.modules():
             self.weights.see(module, runs=id(module) in self.modules.ran)
 
     def _come_back(self) -> None:
-        """Return to the stack when a module is called. If this is impossible, drop the count."""
+        """Return to the stack when a module is called, or else drop the count."""
         if self.aside is None or self.aside[0] != get_ident() or in_backward():
             return
         if self.limit is not None and self.limit.ended is not None:
@@ -161,7 +147,6 @@ class FlopCounter(StackedMode):  # type: ignore[no-untyped-call] # torch leaves 
             self.lose()
 
     def lose(self) -> None:
-        """Drop the count and stop counting, because an unknown part of the step was missed."""
         self.aside = None
         self.lost = self.inert = True
         self.forget()
@@ -214,7 +199,7 @@ class FlopCounter(StackedMode):  # type: ignore[no-untyped-call] # torch leaves 
         return out
 
     def _decompose(self, func: "OpOverload[..., Any]", args: Any, kwargs: Any) -> Any:
-        """Run the parts of an operation, which come back here. In inference mode, no other code has split it."""
+        """Run the parts of an operation, which come back here: in inference mode, nothing else has split it."""
         _push_on_torch_dispatch_stack(self)
         try:
             return func.decompose(*args, **kwargs)
@@ -222,8 +207,7 @@ class FlopCounter(StackedMode):  # type: ignore[no-untyped-call] # torch leaves 
             if dispatch_modes()[-1:] == [self]:
                 _pop_torch_dispatch_stack(None)  # `pushed` stays true: torch pushes the mode again afterwards
 
-    def _is_too_long(self, sort: Sort) -> bool:
-        """Return True if the count must cost no more, now or in this step. The counter then leaves the stack."""
+    def _is_too_long(self, sort: OperationFacts) -> bool:
         limit = self.limit
         if limit is None or not limit.reached(sort, self.operations):
             return False
@@ -232,7 +216,7 @@ class FlopCounter(StackedMode):  # type: ignore[no-untyped-call] # torch leaves 
         return True
 
     def _pass_on(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
-        """Run an operation without counting it. The operation counts later if a backward runs its autograd node."""
+        """Run an operation without counting it; it counts later if a backward runs its autograd node."""
         if func is _READS_VALUE and not self.inert:
             with guard(partial(self._err, "read")):
                 if self._filter is not None and self._filter.is_between_stages():
@@ -241,9 +225,11 @@ class FlopCounter(StackedMode):  # type: ignore[no-untyped-call] # torch leaves 
         if torch.is_grad_enabled() and not (self.inert or in_backward() or is_wrapped(types)):
             try:
                 operands = [*tensors(args)]
-                formula = self.observed.sort(func).formula if any(one.requires_grad for one in operands) else None
+                formula = (
+                    self.observed.sort(func).formula if any(operand.requires_grad for operand in operands) else None
+                )
                 if formula is not None and (factor := flops_per_real_flop(operands)):
-                    cell = Cell("forward", number_format(operands, formula.kind), formula.kind)
+                    cell = WorkKey("forward", number_format(operands, formula.kind), formula.kind)
                     flops = factor * formula.flops(*args, **kwargs, out_val=out)
                     self._apart[newest_node()] = cell, flops, self.modules.passed()
             except Exception as error:  # noqa: BLE001 an observer never ends the run
@@ -251,10 +237,6 @@ class FlopCounter(StackedMode):  # type: ignore[no-untyped-call] # torch leaves 
         return out
 
     def _enter_backward(self, func: Any, backward: int) -> None:
-        """Record the backward in which an operation runs.
-
-        If `_apart` holds a product of the running autograd node, count the product.
-        """
         if backward not in self._begun:
             self._await_end(backward)
         if self._apart:
@@ -268,7 +250,7 @@ class FlopCounter(StackedMode):  # type: ignore[no-untyped-call] # torch leaves 
                 self._err(func, error)
 
     def _follow(self, func: Any, args: Any, out: Any, backward: int) -> None:
-        """Report an operation to the trackers of gradients and memory. The trackers' errors don't change the count."""
+        """The trackers' errors don't change the count."""
         try:
             self._repeats.follow(func, args, out)
             self.modules.follow(func, out, backward)
@@ -285,7 +267,7 @@ class FlopCounter(StackedMode):  # type: ignore[no-untyped-call] # torch leaves 
             return False
 
     def _err(self, func: Any, error: Exception) -> None:
-        """Record an error of the counter. After the error of a signal handler, end the count and raise the error."""
+        """Record an error of the counter. One of a signal handler ends the count and is raised."""
         self._broken |= of_handler(error) is not None
         let_pass(error)
         self.errors[f"{func}: {type(error).__name__}"] += 1
@@ -308,7 +290,7 @@ class FlopCounter(StackedMode):  # type: ignore[no-untyped-call] # torch leaves 
             self._err(type(module).__name__, error)
 
     def _await_end(self, backward: int) -> None:
-        """Ask autograd to call back at the end of a backward. autograd calls back only if the backward completes."""
+        """Ask autograd to call back at the end of a backward, which it does only if the backward completes."""
         self._begun.add(backward)
         try:
             Variable._execution_engine.queue_callback(lambda: self._end(backward))  # noqa: SLF001 as DDP does
@@ -318,11 +300,10 @@ class FlopCounter(StackedMode):  # type: ignore[no-untyped-call] # torch leaves 
             self._err("backward", error)
 
     def _end(self, backward: int) -> None:
-        """Record the end of a backward, and of all backwards within it that raised an exception."""
         self._begun = {begun for begun in self._begun if begun < backward}
 
     def _count(self, func: Any, args: Any, kwargs: Any, out: Any) -> None:
-        """Count the FLOPs of an operation. If the FLOPs are unknown, the total becomes a lower bound."""
+        """If the FLOPs of an operation are unknown, the total becomes a lower bound."""
         operands: list[torch.Tensor] = []
         factor = flops = again = 0
         try:
@@ -343,7 +324,7 @@ class FlopCounter(StackedMode):  # type: ignore[no-untyped-call] # torch leaves 
             cell, cells = self._place(operands, formula.kind)
         except Exception as error:  # noqa: BLE001 as above; the product counts all the same
             self._err(func, error)
-            cell, cells = Cell("backward" if in_backward() else "forward", "float32", formula.kind), self.passes[-1]
+            cell, cells = WorkKey("backward" if in_backward() else "forward", "float32", formula.kind), self.passes[-1]
         if not factor:
             return
         split = cell._replace(phase="attention_recompute" if cell.phase == "backward" else cell.phase)
@@ -353,20 +334,19 @@ class FlopCounter(StackedMode):  # type: ignore[no-untyped-call] # torch leaves 
                 self.modules.add(part, amount)
         self.observed.product(func, (args, kwargs), operands, cell.dtype, flops)
 
-    def _place(self, operands: list[torch.Tensor], kind: Kind) -> tuple[Cell, Counter[Cell]]:
-        """Return the phase, dtype and kind of a product, and the pass to which the product belongs."""
+    def _place(self, operands: list[torch.Tensor], kind: Kind) -> tuple[WorkKey, Counter[WorkKey]]:
         weighty = self.weights.multiplied(operands)
         if not weighty and kind == "matmul" and are_batched(operands):
             kind = "attention"
-        cell = Cell(phase(operands), number_format(operands, kind), kind)
+        cell = WorkKey(phase(operands), number_format(operands, kind), kind)
         if cell.phase == "forward":
             self._repeats.multiplied(operands)
         elif cell.phase == "backward" and self._repeats.repeated(operands):
             cell = cell._replace(phase="recompute")
         return cell, self._turn(cell)
 
-    def _turn(self, cell: Cell) -> Counter[Cell]:
-        """Return the pass to which an operation belongs. A forward after a backward begins a new pass."""
+    def _turn(self, cell: WorkKey) -> Counter[WorkKey]:
+        """A forward after a backward begins a new pass."""
         if cell.phase == "forward" and self._backwards:
             self.passes.append(Counter())
         if cell.phase in {"forward", "backward"}:
@@ -374,13 +354,12 @@ class FlopCounter(StackedMode):  # type: ignore[no-untyped-call] # torch leaves 
         return self.passes[-1]
 
     def _count_whole(self, func: Any, args: Any, kwargs: Any) -> None:
-        """Count the FLOPs of an operation on sharded tensors, as if the tensors were not sharded."""
         try:
             formula = self.observed.sort(func).formula
             operands = [*tensors(args)]
             if formula is not None and any(hasattr(operand, "device_mesh") for operand in operands):
                 flops = flops_per_real_flop(operands) * formula.flops(*args, **kwargs, out_val=None)
-                self.logical[Cell(phase(operands), number_format(operands, formula.kind), formula.kind)] += flops
+                self.logical[WorkKey(phase(operands), number_format(operands, formula.kind), formula.kind)] += flops
         except Exception as error:  # noqa: BLE001 an observer never ends the run
             self._err(func, error)
 

@@ -1,7 +1,6 @@
-"""Compute the coverage of a count, which is the share of the used weights that counted operations multiplied.
+"""Coverage of a count: the share of the used weights that counted operations multiplied.
 
-The counter doesn't see kernels outside of torch's dispatcher. A weight that no counted operation multiplied is a sign
-of such a kernel.
+A weight that none multiplied is a sign of a kernel outside of torch's dispatcher, which the counter doesn't see.
 """
 
 from collections.abc import Iterable
@@ -14,8 +13,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from perf_callbacks.flops.counting.operands import stored_values
 
-_MATRIX = 2
-"""Smallest number of dimensions of a weight that counts as a matrix."""
+_MATRIX = 2  # fewest dimensions of a weight that counts as a matrix
 
 _MOVES = {
     "aten::cat",
@@ -30,7 +28,7 @@ _MOVES = {
     "aten::embedding",
     "aten::_embedding_bag",
 }
-"""Operations that combine a weight with activations, or pick rows of a weight, without multiplying anything."""
+"""They combine a weight with activations, or pick its rows, without multiplying."""
 
 
 class Weights:
@@ -44,10 +42,7 @@ class Weights:
         self._strangers: set[tuple[int, int, int]] = set()  # multiplied tensors that may be gathered weights
 
     def see(self, module: nn.Module, *, runs: bool = True) -> None:
-        """Record the weights of a running module and its children. `nn.MultiheadAttention` uses a child's weights.
-
-        With `runs=False`, the coverage includes the weights only if they are multiplied.
-        """
+        """`nn.MultiheadAttention` uses a child's weights. With `runs=False`, only multiplied weights are covered."""
         for owner in (module, *module._modules.values()):  # noqa: SLF001 `children` drops a module that occurs twice
             if owner is None:
                 continue
@@ -73,12 +68,11 @@ class Weights:
         self._hold(storage, [weight])
 
     def _hold(self, storage: Any, weights: "list[_Weight]") -> None:
-        """Reserve the address of a storage without keeping the storage's memory alive."""
+        """Reserve the address of a storage without keeping its memory alive."""
         self._held.append(StorageWeakRef(storage))  # type: ignore[no-untyped-call] # torch leaves it so
         self._of.setdefault(storage._cdata, []).extend(weights)  # noqa: SLF001 as above
 
     def behind(self, tensor: torch.Tensor) -> "list[_Weight]":
-        """Return the weights behind a tensor: the tensor is a view of these weights, or was made from them."""
         tensor = stored_values(tensor)
         there = self._of.get(tensor.untyped_storage()._cdata)  # noqa: SLF001 as above
         if there is None or len(there) == 1:
@@ -88,31 +82,28 @@ class Weights:
         return [weight for weight in there if weight.start < end and start < weight.start + weight.elements]
 
     def multiplied(self, operands: Iterable[torch.Tensor]) -> bool:
-        """Record the operands of a counted operation. Return True if any operand is a weight."""
-        found = False
+        """Return True if any operand is a weight."""
+        any_weight = False
         for operand in operands:
             weights = self.behind(operand)
-            found = found or bool(weights)
+            any_weight = any_weight or bool(weights)
             for weight in weights:
                 weight.source.multiplied = True
             if self._sharded and not weights:
                 self._remember(operand)
-        return found
+        return any_weight
 
     def _remember(self, operand: torch.Tensor) -> None:
-        """Record an operand that may be a gathered weight. A gathered weight exists only while its module runs."""
+        """The operand may be a gathered weight, which exists only while its module runs."""
         operand = stored_values(operand)
         storage = operand.untyped_storage()
         self._held.append(StorageWeakRef(storage))  # type: ignore[no-untyped-call] # as below
         self._strangers.add((storage._cdata, int(operand.storage_offset()), operand.numel()))  # noqa: SLF001 as above
 
     def passed(self, called: str, operands: Iterable[object], out: object, *, pointwise: bool) -> None:
-        """Record the operands of an uncounted operation.
-
-        If all operands are weights, a later product with the result is recorded as a product with the weights.
-        """
+        """Record an uncounted operation. Made of weights alone, its result counts as the weights in a product."""
         of = self._of
-        tensors = [one for one in operands if isinstance(one, torch.Tensor) and one.is_floating_point()]
+        tensors = [operand for operand in operands if isinstance(operand, torch.Tensor) and operand.is_floating_point()]
         for tensor in tensors:  # most operations involve no weight, and must cost little
             if stored_values(tensor).untyped_storage()._cdata in of:  # noqa: SLF001 as above
                 self._passed(called, tensors, out, pointwise=pointwise)
@@ -133,7 +124,7 @@ class Weights:
                     weight.source.mixed = True
 
     def coverage(self) -> float | None:
-        """Return the share of the matrix weights' elements that were multiplied, or None without matrix weights."""
+        """Return None without matrix weights."""
         judged = [weight for weight in self._weights.values() if weight.counts]
         total = sum(weight.elements for weight in judged)
         return sum(weight.elements for weight in judged if weight.multiplied) / total if total else None
@@ -143,32 +134,29 @@ class Weights:
 
 
 def unwrapped(weight: Any) -> Any:
-    """Return the tensor inside the wrapper tensors of `torch.func.vmap` and `torch.func.grad`."""
+    """Return the tensor inside the wrappers of `torch.func.vmap` and `torch.func.grad`."""
     while is_functorch_wrapped_tensor(weight):
         weight = get_unwrapped(weight)
     return weight
 
 
 class _Weight:
-    """Weight, or tensor made of weights. For example, a copy of a weight in another dtype counts as the weight."""
+    """Weight, or tensor made of weights, such as a copy in another dtype."""
 
     def __init__(self, start: int, elements: int, *, optional: bool) -> None:
         self.start = start
         self.elements = elements
         self.source = self
-        self.multiplied = False
-        """True if a counted operation multiplied the weight."""
-        self.mixed = False
-        """True if the weight was combined with activations elementwise, or copied into a tensor with activations."""
+        self.multiplied = False  # by a counted operation
+        self.mixed = False  # combined with activations elementwise, or copied into a tensor with them
         self.optional = optional  # rows of an embedding are picked; shards may be gathered into another weight
 
     def whole(self) -> "_Weight":
-        """Return an entry for a new storage that was made only of weights."""
         made = _Weight(0, 1 << 62, optional=True)
         made.source = self.source
         return made
 
     @property
     def counts(self) -> bool:
-        """Return True if the coverage includes the weight: a product used the weight, or should have used it."""
+        """True if a product used the weight, or should have."""
         return self.multiplied or not (self.optional or self.mixed)

@@ -1,4 +1,4 @@
-"""Formulas for the FLOPs of operations. Our own formulas replace torch's formulas that are missing or wrong.
+"""Formulas for the FLOPs of operations; ours replace torch's that are missing or wrong.
 
 A formula receives the operation's arguments, and the result as `out_val`, as in `torch.utils.flop_counter`. Attention
 with a causal mask counts like full attention, as in published MFU figures.
@@ -18,12 +18,11 @@ Flops = Callable[..., int]
 
 
 class Formula(NamedTuple):
-    """Formula for the FLOPs of one operation."""
+    """FLOPs of one operation."""
 
     flops: Flops
     kind: Kind = "matmul"
-    again: Callable[..., float] | None = None
-    """Function that returns the recomputed share of the FLOPs, for the backward of fused attention."""
+    again: Callable[..., float] | None = None  # recomputed share of the FLOPs, for the backward of fused attention
 
 
 def register_flop_formula(operation: Any) -> Callable[[Flops], Flops]:
@@ -48,17 +47,16 @@ def register_flop_formula(operation: Any) -> Callable[[Flops], Flops]:
 
 
 def name(operation: Any) -> str:
-    """Return an operation's name without its overload, such as "aten::mm"."""
+    """Return the name without its overload, such as "aten::mm"."""
     packet = getattr(operation, "_overloadpacket", operation)
     return str(getattr(packet, "_qualified_op_name", None) or packet.name())
 
 
 def formula(operation: Any) -> Formula | None:
-    """Return the formula of an operation, or None if there is no formula."""
     called = name(operation)
-    found = _registered.get(called) or _OURS.get(called.removesuffix("_"))  # an operation in place costs the same
-    if found is not None:
-        return found
+    ours = _registered.get(called) or _OURS.get(called.removesuffix("_"))  # an operation in place costs the same
+    if ours is not None:
+        return ours
     packet = getattr(operation, "_overloadpacket", operation)
     flops = flop_counter.flop_registry.get(packet)
     if flops is None:
@@ -70,7 +68,7 @@ _registered: dict[str, Formula] = {}
 
 
 def _product(a: Any, b: Any, *_: Any, **__: Any) -> int:
-    """Return the FLOPs of [..., m, k] x [..., k, n], [m, k] x [k], or [k] x [k]. Operands may be sparse."""
+    """[..., m, k] x [..., k, n], [m, k] x [k], or [k] x [k]; operands may be sparse."""
     if is_sparse(a) or is_sparse(b):
         return sparse_product(a, b)
     return int(2 * a.numel() * (b.shape[-1] if b.dim() > 1 else 1))
@@ -81,12 +79,12 @@ def _added_product(_added: Any, a: Any, b: Any, *_: Any, **__: Any) -> int:
 
 
 def _linear(x: Any, weight: Any, *_: Any, **__: Any) -> int:
-    """Return the FLOPs of a linear layer that torch dispatches as one operation, as for jagged tensors."""
+    """A linear layer that torch dispatches as one operation, as for jagged tensors."""
     return int(2 * x.numel() * weight.shape[0])
 
 
 def _any_product(a: Any, b: Any, *_: Any, **__: Any) -> int:
-    """Return the FLOPs of a product of vectors, matrices, broadcast batches of matrices, or nested tensors."""
+    """Vectors, matrices, broadcast batches of matrices, or nested tensors."""
     if a.is_nested:
         pairs = zip(a._nested_tensor_size().tolist(), b._nested_tensor_size().tolist(), strict=True)  # noqa: SLF001
         return int(2 * sum(prod(of_a) * of_b[-1] for of_a, of_b in pairs))
@@ -101,7 +99,7 @@ def _any_product_backward(_grad: Any, a: Any, b: Any, wanted: Any, **_: Any) -> 
 
 
 def _sampled_product(sampled: Any, a: Any, _b: Any, *_: Any, **__: Any) -> int:
-    """Return the FLOPs of a product that is computed only at the stored places of a sparse matrix."""
+    """Computed only at the stored places of a sparse matrix."""
     return int(2 * stored_values(sampled).numel() * a.shape[-1])
 
 
@@ -114,10 +112,7 @@ def _outer(_added: Any, a: Any, b: Any, *_: Any, **__: Any) -> int:
 
 
 def _grouped(a: Any, b: Any, *_: Any, **__: Any) -> int:
-    """Return the FLOPs of a grouped product, in which each group of rows of `a` is multiplied by its own matrix.
-
-    In the product for the gradient of the weights, the columns of `a` are grouped.
-    """
+    """Each group of rows of `a` has its own matrix; for the gradient of the weights, columns of `a` are grouped."""
     return int(2 * a.shape[-2] * a.shape[-1] * b.shape[-1] * (a.shape[0] if a.dim() == b.dim() == _BATCHED else 1))
 
 
@@ -125,7 +120,7 @@ _BATCHED = 3
 
 
 def _trilinear(*args: Any, **_: Any) -> int:
-    """Return the FLOPs of the sum over a product of three tensors. Missing dimensions are broadcast."""
+    """Sum over a product of three tensors. Missing dimensions are broadcast."""
     full = [list(tensor.shape) for tensor in args[:3]]
     for shape, lacking in zip(full, args[3:6], strict=True):
         for dimension in sorted(lacking):
@@ -134,20 +129,15 @@ def _trilinear(*args: Any, **_: Any) -> int:
 
 
 def _convolution(x: Any, weight: Any, *_: Any, out_val: Any, **__: Any) -> int:
-    """Return the FLOPs of a convolution, which multiplies by all filters at each place of the output."""
     return int(2 * x.shape[0] * prod(out_val.shape[2:]) * weight.numel())
 
 
 def _transposed_convolution(x: Any, weight: Any, *_: Any, **__: Any) -> int:
-    """Return the FLOPs of a transposed convolution, which multiplies by all filters at each place of the input."""
     return int(2 * x.shape[0] * prod(x.shape[2:]) * weight.numel())
 
 
 def _time_convolution(x: Any, weight: Any, _bias: Any, pad: int = 0, **_: Any) -> int:
-    """Return the FLOPs of `conv_tbc`, whose input is [time, batch, channels] and whose weight is [kernel, in, out].
-
-    Products with padding don't count. torch dispatches the backward as `addmm_`, which has its own formula.
-    """
+    """`conv_tbc` of [time, batch, channels] and [kernel, in, out] without padding. torch's backward is an `addmm_`."""
     kernel, rows = weight.shape[0], x.shape[0]
     out = rows + 2 * pad - kernel + 1
     pairs = sum(max(0, min(rows + pad - place, out) - max(0, pad - place)) for place in range(kernel))
@@ -163,7 +153,7 @@ def _many_products(a: Any, b: Any, *_: Any, **__: Any) -> int:
 
 
 def _convolution_backward(*args: Any, **_: Any) -> int:
-    """Return the FLOPs of the gradients of input and weight. Each gradient takes as many FLOPs as the forward."""
+    """Gradients of input and weight, as many FLOPs as the forward each."""
     grad, x, weight, transposed, wanted = args[0], args[1], args[2], args[7], args[10]
     forward = 2 * x.shape[0] * prod((x if transposed else grad).shape[2:]) * weight.numel()
     return int(forward * sum(wanted[:2]))
@@ -172,14 +162,11 @@ def _convolution_backward(*args: Any, **_: Any) -> int:
 def _attention(query: int = 0, *, backward: bool = False, rows: bool = False, starts: int | None = None) -> Formula:
     """Return the formula for an operation of fused attention.
 
-    `query` is the position of the query among the operation's arguments; key and value follow. Query, key and value
-    have the shape [batch, heads, sequence, head]. If `rows` is True, the shape is [batch, sequence, heads, head].
-    Concatenated sequences have the shape [tokens, heads, head]. For concatenated sequences, the argument at position
-    `starts` contains the start of each query sequence. The argument at position `starts + 1` contains the start of each
-    key sequence.
-
-    The forward computes the scores and their product with the values. The backward recomputes the scores. The backward
-    also computes the gradients of scores, values, query and key.
+    `query` is the query's position among the arguments; key and value follow. Their shape is [batch, heads, sequence,
+    head], with `rows` [batch, sequence, heads, head], and for concatenated sequences [tokens, heads, head]: the
+    arguments at `starts` and `starts + 1` then hold the starts of each query and key sequence. The forward computes the
+    scores and their product with the values. The backward recomputes the scores, and computes the gradients of scores,
+    values, query and key.
     """
 
     def width(args: Any) -> int:
@@ -203,13 +190,13 @@ def _attention(query: int = 0, *, backward: bool = False, rows: bool = False, st
 
 
 def _flex_attention(*, backward: bool = False) -> Formula:
-    """Return the formula for flex attention. Its FLOPs are 0 if its mask is on a device: see `Observed.product`."""
+    """Its FLOPs are 0 if its mask is on a device: see `StepObservations.product`."""
     full = _attention(backward=backward)
     return full._replace(flops=lambda *args, **named: int(full.flops(*args, **named) * (computed_share(args) or 0.0)))
 
 
 def _recurrent(x: Any, weights: Any, *_: Any, **__: Any) -> int:
-    """Return the FLOPs of a recurrent layer. At each time step, each input row passes through each weight matrix."""
+    """At each time step, each input row passes through each weight matrix."""
     rows = prod(x.shape[:-1])
     return int(2 * rows * sum(weight.numel() for weight in weights if weight.dim() > 1))
 

@@ -1,9 +1,8 @@
 """Divide the FLOPs and activations of a step among the modules of the model.
 
-An operation of the forward or of recomputation belongs to the innermost module whose call is running. The Python call
-stack shows this module. The call stack is also right in hooks, in other threads and after exceptions. If hooks kept a
-list of the running modules, an exception would make the list wrong. In the backward, the FLOPs of a gradient belong to
-the module whose forward created the running autograd node.
+An operation of the forward or of recomputation belongs to the innermost running module, as the Python call stack shows.
+It is right in hooks, other threads and after exceptions, which would break a list kept by hooks. In the backward, a
+gradient belongs to the module whose forward created the running autograd node.
 """
 
 import sys
@@ -21,51 +20,47 @@ from torch.optim import Optimizer
 
 from perf_callbacks.flops.counting.coverage import unwrapped
 from perf_callbacks.flops.counting.phases import in_backward, newest_node, running_node
-from perf_callbacks.flops.work import Cell, Work
+from perf_callbacks.flops.work import Work, WorkKey
 from perf_callbacks.kernel.failures import describe, fails_open, guard
 from perf_callbacks.kernel.fit.module_paths import ModulePaths
 from perf_callbacks.kernel.foreign_errors import let_pass
 from perf_callbacks.kernel.records.module_records import APART, OPTIMIZER, OTHERS, OUTSIDE, ModuleWork
 
-MOST_LINES = 40
-"""Largest number of module lines in a `flops` record. The last line sums up all modules without their own line."""
+MOST_LINES = 40  # in a `flops` record; the last line sums up modules without their own
 
 _CALL = nn.Module._call_impl.__code__  # noqa: SLF001 runs a module's forward and hooks; there is no public name
 _ENGINE = graph._engine_run_backward.__code__  # noqa: SLF001 runs a backward
 _STEP = next(
-    (one for one in Optimizer.profile_hook_step.__code__.co_consts if getattr(one, "co_name", "") == "wrapper"), None
+    (
+        constant
+        for constant in Optimizer.profile_hook_step.__code__.co_consts
+        if getattr(constant, "co_name", "") == "wrapper"
+    ),
+    None,
 )
-"""Code of the function that torch wraps around an optimizer's step."""
 
 
 class ModuleShares:
-    """Sums up the FLOPs of each module in each phase, and the bytes of each module's activations.
+    """Sums up each module's FLOPs by phase, and the bytes of its activations.
 
-    Each counted product is added to the line of one module. Products outside of all modules have a separate line, and
-    so has the optimizer. The FLOPs of all lines add up to the FLOPs of the step.
-
-    Activations are the storages that the forward made and that are alive when the backward begins. If a step has
-    several backwards, only the largest sum of activations is reported. A tensor counts only for the module whose
-    forward made the tensor, even if other modules return the same tensor. Tensors that activation checkpointing drops
-    don't count.
-
-    After an error, the `flops` record has no module lines, but the FLOPs of the step stay correct.
+    Each product is in one module's line, in the optimizer's, or in that for products outside of all modules: together
+    they are the FLOPs of the step. Activations are what the forward made and is alive when the backward begins, of
+    several backwards the largest sum. A tensor counts only for the module whose forward made it; what activation
+    checkpointing drops doesn't count. After an error, the record has no module lines, but the step's FLOPs stay
+    correct.
     """
 
     def __init__(self, model: nn.Module | None = None) -> None:
         self.failure: str | None = None
-        """Reason why the FLOPs are not divided among modules, such as an error. None means that they are divided."""
+        """Why the FLOPs are not divided among modules; None if they are."""
         self.active = model is not None
-        self.ran: set[int] = set()
-        """Ids of the modules in which operations ran."""
+        self.ran: set[int] = set()  # ids of modules in which operations ran
         self._main = get_ident()
-        self._flops: dict[str, Counter[Cell]] = {}
-        self._nodes: dict[tuple[int, int], str] = {}
-        """Module path of each autograd node, by the thread that made the node and the node's sequence number."""
+        self._flops: dict[str, Counter[WorkKey]] = {}
+        self._nodes: dict[tuple[int, int], str] = {}  # by the thread that made the node, and its sequence number
         self._storages: dict[int, tuple[StorageWeakRef, int, str]] = {}
-        """Storages that the forward made, each with its size in bytes and its module path."""
-        self._places: dict[int, tuple[int, ...]] = {}
-        """Positions of an operation's results that are new tensors, by the `id` of the operation."""
+        """Made by the forward, with bytes and module path."""
+        self._places: dict[int, tuple[int, ...]] = {}  # results of an operation that are new tensors, by its `id`
         self._backward = 0
         self._activations: Counter[str] = Counter()
         if model is not None:
@@ -73,26 +68,18 @@ class ModuleShares:
                 self._paths = ModulePaths(model)
 
     @fails_open
-    def add(self, cell: Cell, flops: int, path: str | None = None) -> None:
-        """Add the FLOPs of an operation to the module `path`, or to the running module if `path` is None."""
+    def add(self, cell: WorkKey, flops: int, path: str | None = None) -> None:
         if path is None:
             path = OPTIMIZER if cell.phase == "optimizer" else self._node(self._path())
         self._flops.setdefault(path, Counter())[cell] += flops
 
     @fails_open
     def passed(self) -> str:
-        """Return the module path of an uncounted operation of the forward.
-
-        `add` may count the operation later.
-        """
+        """Return the module path of an uncounted operation of the forward: `add` may count it later."""
         return self._node(self._path())
 
     def follow(self, func: Any, out: Any, backward: int) -> None:
-        """Record the new storages of an operation, and the module path of its autograd node.
-
-        `backward` is the number of the running backward, or 0 outside of a backward. `follow` runs for each operation,
-        so it saves the frame of `fails_open`.
-        """
+        """Runs for each operation, so it saves the frame of `fails_open`. `backward` is 0 outside of one."""
         if not self.active:
             return
         try:
@@ -119,10 +106,7 @@ class ModuleShares:
         self._activations.clear()
 
     def lines(self, total: Work) -> tuple[ModuleWork, ...]:
-        """Return the module lines of a `flops` record, the line with the most FLOPs first.
-
-        There are no lines without a model, after an error, or if the lines don't add up to `total`.
-        """
+        """Return no lines without a model, after an error, or if they don't add up to `total`."""
         return self._lines(total) or ()
 
     @fails_open
@@ -132,12 +116,14 @@ class ModuleShares:
             return ()
         names = dict.fromkeys([*self._paths.modules, *self._flops, *self._activations])
         lines = [self._line(name) for name in names]
-        lines = sorted([one for one in lines if any(_weight(one)) or one.parameters is None], key=_weight, reverse=True)
+        lines = sorted(
+            [line for line in lines if any(_weight(line)) or line.parameters is None], key=_weight, reverse=True
+        )
         if len(lines) <= MOST_LINES:
             return tuple(lines)
-        kept = [one for one in lines if one.path in APART]
-        kept += [one for one in lines if one.path not in APART][: MOST_LINES - 1 - len(kept)]
-        rest = [one for one in lines if one not in kept]
+        kept = [line for line in lines if line.path in APART]
+        kept += [line for line in lines if line.path not in APART][: MOST_LINES - 1 - len(kept)]
+        rest = [line for line in lines if line not in kept]
         return (*sorted(kept, key=_weight, reverse=True), _sum(rest))
 
     def _line(self, path: str) -> ModuleWork:
@@ -154,7 +140,6 @@ class ModuleShares:
         )
 
     def _path(self) -> str:
-        """Return the path of the module to which the current operation belongs."""
         by_id = self._paths.by_id
         engine = False
         frame: FrameType | None = sys._getframe(2)  # noqa: SLF001 `callers` is too slow for each operation
@@ -178,34 +163,26 @@ class ModuleShares:
         return OUTSIDE if path is None else path
 
     def _path_of_node(self, thread: int) -> str | None:
-        """Return the module path of the running autograd node, or None if the path is unknown.
-
-        The main thread made the node, unless the node is from recomputation in `thread`. Autograd runs the backward of
-        a GPU in a separate thread. Each thread numbers its own nodes.
-        """
+        """The main thread made it, unless `thread` recomputes; a GPU's backward has its own. Each numbers its own."""
         number = running_node()
         if number is None:
             return None
-        found = self._nodes.get((thread, number))
-        return self._nodes.get((self._main, number)) if found is None else found
+        path = self._nodes.get((thread, number))
+        return self._nodes.get((self._main, number)) if path is None else path
 
     def _node(self, path: str) -> str:
-        """Store `path` for the newest autograd node of this thread if the node has no path yet. Return `path`.
-
-        An operation's node exists before the operation runs. If an operation has no node, the newest node belongs to an
-        earlier operation.
-        """
+        """A node exists before its operation runs. Without one, the newest is an earlier operation's."""
         self._nodes.setdefault((get_ident(), newest_node()), path)
         return path
 
     def _take_activations(self) -> None:
-        """Add up the bytes of all activations that are alive. Keep only the largest sum."""
-        self._storages = {key: one for key, one in self._storages.items() if not one[0].expired()}  # type: ignore[no-untyped-call] # torch leaves it so
-        found: Counter[str] = Counter()
+        """Keep only the largest sum of what is alive."""
+        self._storages = {key: storage for key, storage in self._storages.items() if not storage[0].expired()}  # type: ignore[no-untyped-call] # torch leaves it so
+        activations: Counter[str] = Counter()
         for _, size, path in self._storages.values():
-            found[path] += size
-        if found.total() > self._activations.total():
-            self._activations = found
+            activations[path] += size
+        if activations.total() > self._activations.total():
+            self._activations = activations
 
     def fail(self, error: Exception) -> None:
         self.active = False
@@ -215,28 +192,23 @@ class ModuleShares:
 
 
 def _new_results(func: Any) -> tuple[int, ...]:
-    """Return the positions of an operation's results that are new tensors, not views of its operands."""
+    """Return the positions of results that are new tensors, not views of operands."""
     schema = getattr(func, "_schema", None)
     if schema is None:  # a higher-order operator: all results are new
         return _ALL
     return tuple([place for place, given in enumerate(schema.returns) if given.alias_info is None])
 
 
-_ALL = (-1,)
-"""Value that stands for all positions of an operation's results."""
+_ALL = (-1,)  # all positions
 
 
 def _storages(out: Any, places: tuple[int, ...] = _ALL) -> Iterator[Any]:
-    """Yield the storages of an operation's results at these positions.
-
-    If the operation returns a single tensor, the storage of this tensor is always included.
-    """
     if isinstance(out, torch.Tensor):
         if out.layout is torch.strided and not out.is_nested:
             yield unwrapped(out).untyped_storage()
     elif isinstance(out, list | tuple):
-        for one in out if places is _ALL or isinstance(out, list) else [out[place] for place in places]:
-            yield from _storages(one)
+        for part in out if places is _ALL or isinstance(out, list) else [out[place] for place in places]:
+            yield from _storages(part)
 
 
 def _weight(line: ModuleWork) -> tuple[int, int, int]:

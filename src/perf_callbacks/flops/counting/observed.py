@@ -1,4 +1,4 @@
-"""Record the uncounted operations of a counted step, and operations that may make a step slow."""
+"""Uncounted operations of a counted step, and operations that may make a step slow."""
 
 import os
 import re
@@ -17,23 +17,21 @@ from perf_callbacks.kernel.batches.reader import Lookup
 from perf_callbacks.kernel.foreign_errors import suppress
 from perf_callbacks.kernel.process.stacks import callers
 
-LARGE_BYTES = 1 << 20
-"""Smallest size in bytes of a copy that is recorded."""
+LARGE_BYTES = 1 << 20  # of a copy that is recorded
 
-MOST = 100
-"""Largest number of entries for each kind of observation."""
+MOST = 100  # entries for each kind of observation
 
 _PRODUCT = re.compile(
     r"mm(?![a-z])|matmul|conv(?!ert)|linear|attention|transformer|rnn|lstm|gru|cdist|euclidean_dist|dot|einsum|outer"
     r"|gemm|fft|linalg|linear_combination|solve|cholesky|ormqr|geqrf|householder|(?<![a-z])(addmv|addr|mv|ger)(?![a-z])"
 )
-"""Pattern for the names of operations that may multiply matrices."""
+"""Names of operations that may multiply matrices."""
 
 _NO_PRODUCT = re.compile(
     r"upsample_|_thnn_(fused|differentiable)_|flatten_weight|linalg_(vector_norm|cross|check_errors)"
     r"|fft_r?fftfreq|cufft_.*_plan_cache|reorder_conv|prepack(?!ed)|_pack_gemm_|quantize_weight"
 )
-"""Pattern for names that match `_PRODUCT` although the operations with these names multiply no matrices."""
+"""Names that match `_PRODUCT` although they multiply none."""
 
 _TRANSPARENT = {
     "aten",
@@ -52,66 +50,52 @@ _TRANSPARENT = {
     "streams",
     "torchvision",
 }
-"""Namespaces whose operations multiply no matrices, unless an operation's name matches `_PRODUCT`."""
+"""Namespaces that multiply no matrices, unless a name matches `_PRODUCT`."""
 
 _COPIES = {"aten::clone", "aten::_to_copy", "aten::copy_", "aten::cat"}
 
 _READS = {"aten::_to_copy", "aten::_local_scalar_dense", "aten::nonzero", "aten::_unique2", "aten::masked_select"}
-"""Operations that may make the host wait for a device."""
 
-_REDUCES = "c10d::allreduce_"
-"""Operation by which DDP sums up gradients over all ranks during a backward."""
+_REDUCES = "c10d::allreduce_"  # DDP sums gradients over all ranks with it during a backward
 
 _LOOKUPS = {"aten::embedding", "aten::_embedding_bag", "aten::_embedding_bag_forward_only"}
 
 MOST_LOOKUPS = 4096
 
 
-class Sort(NamedTuple):
-    """Facts about an operation, which are the same for all calls of the operation."""
+class OperationFacts(NamedTuple):
+    """Facts about an operation, the same for all its calls."""
 
-    operation: Any
-    """Operation to which the facts belong. This reference keeps the operation alive, so that its `id` stays unique."""
+    operation: Any  # kept alive, so that its `id` stays unique
     called: str
     formula: Formula | None
     opaque: bool
     pointwise: bool
-    causal: tuple[int, str, bool] | None
-    """Position, name and default value of the argument for a causal mask."""
-    view: bool
-    """True if the operation neither computes nor stores anything: its results are views of its operands."""
+    causal: tuple[int, str, bool] | None  # position, name and default of the argument for a causal mask
+    view: bool  # it neither computes nor stores anything: its results are views of its operands
 
 
-class Observed:
+class StepObservations:
     """Collects a limited number of observations in a counted step."""
 
     def __init__(self) -> None:
-        self.unknown: Counter[str] = Counter()
-        """Number of calls of each uncounted operation that may multiply matrices."""
-        self.products: Counter[tuple[str, str, str]] = Counter()
-        """FLOPs of counted products, by operation, shapes and dtype."""
-        self.causal_flops = 0
-        """FLOPs of fused attention with a causal mask."""
-        self.masked_flops = 0
-        """Part of `causal_flops` that torch's own kernels spend on masked pairs of query and key."""
-        self.copies: Counter[tuple[str, str]] = Counter()
-        """Bytes of large copies, by operation and shape."""
-        self.reads: Counter[str] = Counter()
-        """Number of times that the host waited for data from the device, by source line of the program."""
+        self.unknown: Counter[str] = Counter()  # calls of each uncounted operation that may multiply matrices
+        self.products: Counter[tuple[str, str, str]] = Counter()  # FLOPs by operation, shapes and dtype
+        self.causal_flops = 0  # of fused attention with a causal mask
+        self.masked_flops = 0  # part of `causal_flops` that torch's own kernels spend on masked pairs of query and key
+        self.copies: Counter[tuple[str, str]] = Counter()  # bytes of large copies, by operation and shape
+        self.reads: Counter[str] = Counter()  # how often the host waited for data from the device, by source line
         self.values_read: Counter[str] = Counter()
-        """Number of values that Python read from tensors outside of training work, by source line."""
-        self.lookups: set[Lookup] = set()
-        """Lookups in embedding tables."""
-        self.reductions: set[int] = set()
-        """Numbers of those passes whose backward summed tensors over ranks."""
-        self._sorts: dict[int, Sort] = {}
+        """Values that Python read from tensors outside of training work, by source line."""
+        self.lookups: set[Lookup] = set()  # in embedding tables
+        self.reductions: set[int] = set()  # passes whose backward summed tensors over ranks
+        self._sorts: dict[int, OperationFacts] = {}
 
-    def sort(self, func: Any) -> Sort:
-        """Return the facts about an operation, which are looked up only once."""
+    def sort(self, func: Any) -> OperationFacts:
         sort = self._sorts.get(id(func))
         if sort is None:
             called = name(func)
-            sort = self._sorts[id(func)] = Sort(
+            sort = self._sorts[id(func)] = OperationFacts(
                 func,
                 called,
                 formula(func),
@@ -136,10 +120,6 @@ class Observed:
         self._note(self.unknown, str(func), 1)
 
     def uncounted(self, func: Any, args: Any, out: Any, weights: Weights, number: int = 1) -> None:
-        """Record an operation without a FLOP formula.
-
-        `number` is the number of the pass in which the operation runs.
-        """
         sort = self.sort(func)
         if sort.opaque:
             self._note(self.unknown, sort.called, 1)
@@ -158,7 +138,7 @@ class Observed:
             self._looked_up(*args[:2])
 
     def value_read(self) -> None:
-        """Record that Python reads a value from a tensor, as by `.item()`. Reads in installed packages are ignored."""
+        """Record that Python reads a value, as by `.item()`, outside of installed packages."""
         line = _line()
         if "site-packages" not in line:
             self._note(self.values_read, line, 1)
@@ -168,7 +148,6 @@ class Observed:
             self._note(self.copies, (called, _shape(out)), out.numel() * out.element_size())
 
     def _read(self, called: str, args: Any, out: Any) -> None:
-        """Record an operation that makes the host wait for the device, such as `.item()` or a copy to the CPU."""
         source = args[0] if args else None
         if not isinstance(source, torch.Tensor) or source.device.type in {"cpu", "meta"}:
             return
@@ -177,7 +156,7 @@ class Observed:
             self._note(self.reads, _line(), 1)
 
     def _looked_up(self, table: torch.Tensor, indices: torch.Tensor) -> None:
-        """Record the tensor of indices that was looked up in an embedding. Tensors without storage are left out."""
+        """Tensors without storage are left out."""
         if isinstance(indices, FakeTensor):  # torch warns if their address is asked for
             return
         with suppress(RuntimeError):
@@ -190,7 +169,7 @@ class Observed:
 
 
 def _opaque(func: Any, called: str) -> bool:
-    """Return True if an operation without a formula may multiply matrices, or if its package is unknown."""
+    """Return True if an operation without a formula may multiply matrices, or its package is unknown."""
     if isinstance(func, HigherOrderOperator):
         return True
     namespace, _, base = called.partition("::")
@@ -211,17 +190,15 @@ def _causal_argument(func: Any) -> tuple[int, str, bool] | None:
 
 
 def _causal(argument: tuple[int, str, bool], args: Any, kwargs: Any) -> bool:
-    """Return True if an operation was called with a causal mask."""
     place, called, default = argument
     return bool(args[place] if place < len(args) else kwargs.get(called, default))
 
 
 def _masked(called: str, operands: list[torch.Tensor], flops: int) -> int:
-    """Return the FLOPs of the pairs of query and key that a causal mask hides.
+    """Return the FLOPs of pairs that a causal mask hides: query i attends to keys 1 to i.
 
-    With a causal mask, query i attends to keys 1 to i. Return 0 if there are more or fewer keys than queries, because
-    kernels disagree about the place of the mask. Return 0 for operations of other packages than torch, because they may
-    work on several packed sequences.
+    0 if there are not as many keys as queries, because kernels disagree about the place of the mask, and for other
+    packages than torch, whose operations may work on several packed sequences.
     """
     query, key = operands[1:3] if called.endswith("_backward") else operands[:2]
     if not called.startswith("aten::_scaled_dot_product_") or query.is_nested or query.shape[-2] != key.shape[-2]:
@@ -245,4 +222,4 @@ def _line() -> str:
 
 
 _PACKAGES = tuple(str(Path(file).parents[level]) + os.sep for file, level in ((torch.__file__, 0), (__file__, 2)))
-"""Full paths of torch and of this package. Full paths are needed because a user's directory may be called torch too."""
+"""In full, because a user's directory may be called torch too."""

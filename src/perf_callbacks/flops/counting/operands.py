@@ -1,4 +1,4 @@
-"""Find facts about the operands of an operation, such as their dtype, and handle complex and sparse tensors."""
+"""Facts about an operation's operands, such as their dtype; complex and sparse tensors."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -17,12 +17,10 @@ _SPARSE = {torch.sparse_coo, torch.sparse_csr, torch.sparse_csc, torch.sparse_bs
 
 
 def is_wrapped(types: Any) -> bool:
-    """Return True if `types` contains a wrapper class of tensors, such as `DTensor`."""
     return any(kind not in _PLAIN and hasattr(kind, "__tensor_flatten__") for kind in types)
 
 
 def tensors(values: Any) -> Iterator[torch.Tensor]:
-    """Yield the tensors among the arguments of an operation, including tensors in lists."""
     for value in values:
         if isinstance(value, torch.Tensor):
             yield value
@@ -31,24 +29,23 @@ def tensors(values: Any) -> Iterator[torch.Tensor]:
 
 
 def matrices(module: nn.Module) -> list[torch.Tensor]:
-    """Return the module's own weights that are multiplied as matrices. An embedding has no such weights."""
+    """Return the module's own weights that are multiplied as matrices: an embedding has none."""
     if isinstance(module, nn.Embedding | nn.EmbeddingBag):
         return []
     own = module._parameters.values()  # noqa: SLF001 `parameters` drops a weight that occurs twice
-    return [one for one in own if one is not None and one.dim() >= _MATRIX]
+    return [weight for weight in own if weight is not None and weight.dim() >= _MATRIX]
 
 
 def are_batched(operands: list[torch.Tensor]) -> bool:
-    """Return True if at least two operands are batches of matrices, as in attention."""
+    """Return True if at least two are batches of matrices, as in attention."""
     return sum(operand.dim() == 3 for operand in operands) > 1  # noqa: PLR2004 [batch, rows, columns]
 
 
 def flops_per_real_flop(operands: list[torch.Tensor]) -> int:
-    """Return the ratio of a product's FLOPs to the FLOPs of a product of real numbers with the same shapes.
+    """Return a product's FLOPs relative to one of real numbers with the same shapes.
 
-    The ratio is 4 for two complex operands, because a multiply-add of complex numbers takes four multiplications and
-    four additions. The ratio is 2 if only one operand is complex. The ratio is 0 if all operands are integers.
-    The ratio is 2 for 4-bit numbers, because each element of such a tensor holds two numbers of a row.
+    A multiply-add of complex numbers takes four multiplications and four additions: 4 for two complex operands, 2 for
+    one. 0 if all are integers. 2 for 4-bit numbers: each element holds two numbers of a row.
     """
     if operands and operands[0].dtype is _TWO_NUMBERS:
         return 2
@@ -57,8 +54,10 @@ def flops_per_real_flop(operands: list[torch.Tensor]) -> int:
 
 
 def number_format(operands: list[torch.Tensor], kind: Kind) -> str:
-    """Return the dtype name of the multiplied numbers. For complex numbers, return the dtype of their real parts."""
-    operand = next((one for one in operands if one.is_floating_point() or one.is_complex()), operands[0])
+    """Return the dtype of the multiplied numbers, for complex ones that of their real parts."""
+    operand = next(
+        (candidate for candidate in operands if candidate.is_floating_point() or candidate.is_complex()), operands[0]
+    )
     dtype = operand.dtype.to_real()
     single = dtype is torch.float32 and not operand.is_cpu
     if single and devices.device_at(operand.device).multiplies_in_tf32(convolution=kind == "convolution"):
@@ -69,17 +68,19 @@ def number_format(operands: list[torch.Tensor], kind: Kind) -> str:
 def computed_share(args: tuple[Any, ...]) -> float | None:
     """Return the share of all pairs of query and key in the blocks that flex attention computes.
 
-    Return None if the blocks are on a device, because reading them would wait for the device. A mask that is causal and
-    hides nothing else has a share of 1, because causal attention counts in full.
+    None if the blocks are on a device: reading them would wait for it. A mask that is only causal has a share of 1,
+    because causal attention counts in full.
     """
     # The fields of a `BlockMask` end with the size of a block in queries, the size in keys, and a function.
-    mask: Any = next((one for one in args if isinstance(one, tuple) and one and callable(one[-1])), None)
+    mask: Any = next(
+        (argument for argument in args if isinstance(argument, tuple) and argument and callable(argument[-1])), None
+    )
     queries, keys = args[0].shape[-2], args[1].shape[-2]
     if mask is None or (mask[-3] >= queries and mask[-2] >= keys):  # a single block: there is no mask
         return 1.0
-    fields: list[Any] = [one for one in mask if not isinstance(one, int)]  # since torch 2.6, two lengths come first
-    blocks = [one for one in fields[:3:2] if one is not None]  # blocks in which some pairs are computed, or all
-    if any(isinstance(one, FakeTensor) or not one.is_cpu for one in blocks):
+    fields: list[Any] = [part for part in mask if not isinstance(part, int)]  # since torch 2.6, two lengths come first
+    blocks = [part for part in fields[:3:2] if part is not None]  # blocks in which some pairs are computed, or all
+    if any(isinstance(part, FakeTensor) or not part.is_cpu for part in blocks):
         return None
     computed: Any = sum(blocks)
     if queries == keys and bool((computed == torch.arange(1, computed.shape[-1] + 1)).all()):
@@ -88,12 +89,11 @@ def computed_share(args: tuple[Any, ...]) -> float | None:
 
 
 def is_sparse(tensor: torch.Tensor) -> bool:
-    """Return True if a tensor has any sparse layout."""
     return tensor.layout in _SPARSE
 
 
 def stored_values(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the stored values of a sparse tensor, which may include zeros. Return a dense tensor unchanged."""
+    """Return a sparse tensor's stored values, which may include zeros, or a dense tensor itself."""
     if not is_sparse(tensor):
         return tensor
     stored = tensor.detach()
@@ -103,8 +103,8 @@ def stored_values(tensor: torch.Tensor) -> torch.Tensor:
 def sparse_product(a: torch.Tensor, b: torch.Tensor) -> int:
     """Return the FLOPs of a product with a sparse operand.
 
-    Each stored value is multiplied by a row or column of the other operand. If both matrices are sparse, each value in
-    column i of the first matrix is multiplied by each value in row i of the second matrix.
+    Each stored value is multiplied by a row or column of the other operand. If both are sparse, each value in column i
+    of the first is multiplied by each value in row i of the second.
     """
     if is_sparse(a) and is_sparse(b):
         return int(2 * (_numbers(a, -1) * _numbers(b, 0)).sum())
@@ -114,6 +114,6 @@ def sparse_product(a: torch.Tensor, b: torch.Tensor) -> int:
 
 
 def _numbers(matrix: torch.Tensor, dimension: int) -> torch.Tensor:
-    """Return the number of stored values in each row (`dimension` 0) or in each column (`dimension` -1)."""
+    """Return the stored values in each row (`dimension` 0) or column (`dimension` -1)."""
     places = matrix.detach().to_sparse(layout=torch.sparse_coo)._indices()[dimension]  # noqa: SLF001 also uncoalesced
     return torch.bincount(places, minlength=matrix.shape[dimension])

@@ -1,7 +1,7 @@
-"""Find the phase of an operation from the Python call stack: forward, backward, recomputation or optimizer.
+"""The phase of an operation from the Python call stack: forward, backward, recomputation or optimizer.
 
-The innermost function with a known meaning decides the phase. The gradient mode can't decide the phase, because
-gradients are enabled both in a recomputation and in a backward with `create_graph`.
+The innermost function with a known meaning decides. The gradient mode can't: gradients are enabled both in a
+recomputation and in a backward with `create_graph`.
 """
 
 from collections.abc import Iterable
@@ -26,18 +26,11 @@ _PLACES: dict[str, tuple[str, _Place]] = {
     "backward": ("torch/utils/checkpoint.py", "module"),
     "wrapper": ("torch/optim/optimizer.py", "optimizer"),
 }
-"""Functions of torch that show the phase of an operation if they are on the call stack.
-
-Each entry has the function's file and meaning.
-"""
+"""Functions of torch that show the phase, with their file and meaning."""
 
 
 def phase(operands: Iterable[torch.Tensor] = ()) -> Phase:
-    """Return the phase of the current operation. `operands` are the tensors of the operation.
-
-    If a module runs during a backward, the module's operations count as recomputation. Outside of a backward, a
-    module's operations count as forward even if gradients are disabled, as in a teacher model.
-    """
+    """A module in a backward is recomputation, and outside of one forward, even a teacher without gradients."""
     backward = in_backward()
     if not backward and torch.is_grad_enabled() and any(operand.requires_grad for operand in operands):
         return "forward"
@@ -48,12 +41,11 @@ def phase(operands: Iterable[torch.Tensor] = ()) -> Phase:
 
 
 def in_backward() -> int:
-    """Return a positive number that identifies the running backward of this thread, or 0 outside of a backward."""
+    """Return a positive number for the running backward of this thread, or 0."""
     return torch._C._current_graph_task_id() + 1  # noqa: SLF001 there is no public name
 
 
 def running_node() -> int | None:
-    """Return the sequence number of the running autograd node, or None if no node is running."""
     running: Any = torch._C._current_autograd_node()  # noqa: SLF001 there is no public name
     return None if running is None else int(running._sequence_nr())  # noqa: SLF001 as above
 
@@ -65,10 +57,7 @@ def newest_node() -> int:
 
 
 def in_function() -> bool:
-    """Return True if the caller runs in the forward of a `torch.autograd.Function`, as in reentrant checkpointing.
-
-    Gradients are always disabled in such a forward.
-    """
+    """Return True in the forward of a `torch.autograd.Function`, where gradients are off."""
     return any(
         frame.f_code.co_name == "forward"
         and isinstance(frame.f_locals.get("".join(frame.f_code.co_varnames[:1])), FunctionCtx)
@@ -89,15 +78,15 @@ def _innermost() -> _Place | None:
 
 
 def _in_closure(step: FrameType) -> bool:
-    """Return True if the current operation runs in the closure that was passed to an optimizer's step."""
     arguments, named = step.f_locals.get("args", ()), step.f_locals.get("kwargs", {})
     closure = named.get("closure", arguments[1] if len(arguments) > 1 else None)
     code = _code(closure)
-    return code is not None and any(frame.f_code is code for frame in takewhile(lambda one: one is not step, callers()))
+    return code is not None and any(
+        frame.f_code is code for frame in takewhile(lambda caller: caller is not step, callers())
+    )
 
 
 def _code(closure: Any) -> CodeType | None:
-    """Return the code object of a function, a method, a `partial`, or an object with `__call__`."""
     while isinstance(closure, partial):
         closure = closure.func
     function = getattr(closure, "__func__", closure)
@@ -107,11 +96,7 @@ def _code(closure: Any) -> CodeType | None:
 
 
 def _makes_graph(frame: FrameType) -> bool:
-    """Return True if a backward runs with `create_graph`.
-
-    Autograd enables gradients in a backward only with `create_graph`. A `torch.autograd.Function` may enable gradients
-    in its own `backward`, in order to recompute a part of the forward.
-    """
+    """Only `create_graph` enables gradients in a backward, except in a `torch.autograd.Function` that recomputes."""
     arguments = frame.f_locals.get("args", ())
     return len(arguments) <= _CREATE_GRAPH or bool(arguments[_CREATE_GRAPH])
 

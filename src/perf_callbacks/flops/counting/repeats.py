@@ -1,7 +1,6 @@
-"""Find matrix products in the backward of a `torch.autograd.Function` that repeat a product of the forward.
+"""Matrix products in the backward of a `torch.autograd.Function` that repeat a product of the forward.
 
-Fused output heads compute their logits again to avoid storing the logits. The backward of a fused head multiplies
-hidden states and weights a second time, without gradients and outside of any module.
+Fused output heads compute their logits again instead of storing them, without gradients and outside of any module.
 """
 
 from collections import Counter
@@ -29,25 +28,23 @@ _BLANK = {
     "aten::zeros",
     "aten::zeros_like",
 }
-"""Operations whose results are filled later, perhaps by a kernel outside of torch's dispatcher."""
+"""Filled later, perhaps by a kernel outside of torch's dispatcher."""
 
 _MATRIX = 2
 
-_COMPILED = "CompiledFunctionBackward"
-"""Name of the autograd node of a compiled forward."""
+_COMPILED = "CompiledFunctionBackward"  # Autograd node of a compiled forward
 
 _Product = tuple[int, int, tuple[int, ...]]
-"""Number of products in a batch, length of the sums, and both sizes of the result, the smaller first."""
+"""Products in a batch, length of the sums, and both sizes of the result, the smaller first."""
 
 _Sizes = tuple[tuple[tuple[int, ...], bool], ...]
 
 
 class Repeats:
-    """Tracks which storages hold gradients in a backward, and stores the sizes of the forward's products.
+    """Tracks storages of gradients in a backward, and the sizes of the forward's products.
 
-    A product in a backward counts as recomputed if the forward had a product of the same sizes. A product whose operand
-    comes from a received gradient is never recomputed. A new tensor may reuse the address of a freed gradient, so
-    `follow` also removes addresses.
+    A product in a backward is recomputed if the forward had one of its sizes, unless an operand comes from a received
+    gradient. A new tensor may reuse a freed gradient's address, so `follow` also removes addresses.
     """
 
     def __init__(self) -> None:
@@ -65,9 +62,9 @@ class Repeats:
     def repeated(self, operands: list[torch.Tensor]) -> bool:
         """Return True if a product in a backward was already computed in the forward.
 
-        In the backward of compiled code, the gradients are unknown, so sizes alone decide: a product is repeated if the
-        forward had its sizes, and has no gradient of these sizes left. The gradient of attention's probabilities has
-        the sizes of the scores.
+        In compiled code, the gradients are unknown, and sizes alone decide: a product is repeated if the forward had
+        its sizes and has no gradient of them left. The gradient of attention's probabilities has the sizes of the
+        scores.
         """
         if type(torch._C._current_autograd_node()).__name__ == _COMPILED:  # noqa: SLF001 there is no public name
             product = _product(operands)
@@ -78,11 +75,7 @@ class Repeats:
         return self._receive() and _sizes(operands) in self._forward and self._gradients.isdisjoint(_storages(operands))
 
     def follow(self, func: Any, args: Any, out: Any) -> None:
-        """Record whether the result of an operation in a backward is a gradient.
-
-        The result is a gradient if an operand is a gradient. An empty result counts as a gradient too, because it will
-        be filled later.
-        """
+        """A result is a gradient if an operand is one, or if it is empty: it will be filled later."""
         if not in_backward():
             if self._gradients:
                 self._gradients.clear()
@@ -96,10 +89,7 @@ class Repeats:
             self._gradients.difference_update(_storages([out]))
 
     def _receive(self) -> bool:
-        """Record the gradients that the backward of a `torch.autograd.Function` received.
-
-        Return False if no `torch.autograd.Function` runs its backward.
-        """
+        """Record gradients that the backward of a `torch.autograd.Function` received; False if none runs."""
         if not isinstance(torch._C._current_autograd_node(), BackwardCFunction):  # noqa: SLF001 there is no public name
             return False
         frame = next((frame for frame in callers() if frame.f_code is _OWN_BACKWARD), None)
@@ -109,7 +99,6 @@ class Repeats:
 
 
 def _storages(values: Iterable[Any]) -> Iterator[int]:
-    """Yield the storage addresses of all dense tensors among values, including tensors in lists."""
     for value in tensors(values):
         if value.layout is torch.strided and not value.is_nested:
             tensor = unwrapped(value)
@@ -117,19 +106,19 @@ def _storages(values: Iterable[Any]) -> Iterator[int]:
 
 
 def _sizes(operands: list[torch.Tensor]) -> _Sizes:
-    """Return a pair for each factor of a product: the factor's sizes, and True if the factor is transposed.
-
-    The number of rows of the first factor is left out.
-    """
-    matrices = [one for one in operands if not one.is_nested and one.dim() >= _MATRIX]
+    """Return each factor's sizes, without the rows of the first, and True if it is transposed."""
+    matrices = [operand for operand in operands if not operand.is_nested and operand.dim() >= _MATRIX]
     return tuple(
-        (tuple(one.shape)[place == 0 :], one.layout is torch.strided and one.stride(-1) > one.stride(-2))
-        for place, one in enumerate(matrices)
+        (
+            tuple(operand.shape)[place == 0 :],
+            operand.layout is torch.strided and operand.stride(-1) > operand.stride(-2),
+        )
+        for place, operand in enumerate(matrices)
     )
 
 
 def _product(operands: list[torch.Tensor]) -> tuple[int, int, int, int] | None:
-    """Return batch, rows, length of the sums and columns of a product of two matrices, or None for other operations."""
+    """Return batch, rows, length of the sums and columns of a product of two matrices, or None for others."""
     if len(operands) < _MATRIX or any(tensor.is_nested for tensor in operands):
         return None
     first, second = [tuple(tensor.shape) for tensor in operands[-2:]]

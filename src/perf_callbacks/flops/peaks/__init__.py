@@ -1,1 +1,1 @@
-"""Find the peak FLOP/s of a device: published figures, a setting of the user, or a measurement."""
+"""Peak FLOP/s of a device: published figures, a setting of the user, or a measurement."""

@@ -1,8 +1,7 @@
-"""Table of the dense peak FLOP/s of known devices, as their vendors publish them.
+"""Dense peak FLOP/s of known devices, as their vendors publish them.
 
-Dense means without structured sparsity. Most data sheets also print the peak for sparse matrices, which is twice as
-high. Some data sheets print only the sparse peak. Training accumulates in float32. Consumer GPUs that accumulate in
-float32 reach only half of their advertised peak, and the table has this lower number.
+Most data sheets also print the peak for structured sparsity, twice as high, and some only that. Training accumulates in
+float32: consumer GPUs then reach only half of their advertised peak, and the table has this lower number.
 """
 
 from dataclasses import dataclass
@@ -10,37 +9,26 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Chip:
-    """Peaks of a device in dense TFLOPS, with a pattern for all names that drivers report for the device.
-
-    A peak of None is not published, or the device doesn't support the dtype.
-    """
+    """Peaks in dense TFLOPS, and a pattern for the names that drivers report. None: not published, or not supported."""
 
     fp32: float | None
     tf32: float | None
-    half: float
-    """Peak of float16 and bfloat16."""
+    half: float  # of float16 and bfloat16
     fp8: float | None
     processors: int | None
-    """Number of multiprocessors of the whole device, as torch reports it. For an Intel GPU, torch reports vector
-    engines. A partition of the device has the same name but fewer multiprocessors. None means that torch reports no
-    number."""
+    """Multiprocessors of the whole device as torch reports them, for Intel GPUs vector engines; None if it doesn't. A
+    partition has the same name but fewer."""
     source: str
-    name: str
-    """Regular expression for the full name of the device in lower case, without vendor and brand."""
+    name: str  # regular expression for the full name in lower case, without vendor and brand
     called: str
-    """Example of a name that the driver reports for the device. If the driver reports the same name for two devices,
-    the example ends with an additional word, such as "10GB"."""
+    """Example of a driver's name. If two devices have the same, it ends with an additional word, such as "10GB"."""
     bf16: bool = True
-    """False if the device doesn't support bfloat16."""
-    fp4: float | None = None
-    """Peak of NVFP4 and MXFP4."""
+    fp4: float | None = None  # of NVFP4 and MXFP4
     arch: str | None = None
-    """ROCm's name of the architecture. If ROCm reports no device name, the architecture and the number of
-    multiprocessors identify an AMD Instinct."""
+    """ROCm's architecture, which with the multiprocessors identifies an AMD Instinct without a device name."""
 
     @property
     def tflops(self) -> dict[str, float]:
-        """Maps torch's name of a dtype to the dense peak in TFLOPS. A dtype without a peak is missing."""
         bf16 = self.half if self.bf16 else None
         names = ("float32", "tfloat32", "float16", "bfloat16", "float8", "float4")
         peaks = zip(names, (self.fp32, self.tf32, self.half, bf16, self.fp8, self.fp4), strict=True)
@@ -174,4 +162,3 @@ DEVICES = (
     Chip(None,  None,  275,   None, None, _TPU,   r"tpu v4", "TPU v4"),
 )
 # fmt: on
-"""Devices with a published dense peak."""

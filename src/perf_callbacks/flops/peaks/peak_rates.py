@@ -1,4 +1,4 @@
-"""Look up the peak FLOP/s of a device, and compute the share of the peak that a run reaches."""
+"""Peak FLOP/s of a device by its name, and the settings that give them."""
 
 import difflib
 import re
@@ -20,25 +20,21 @@ DTYPES = {
     "fp8": "float8",
     "fp4": "float4",
 }
-"""Maps the short name of a dtype to its full name. Most full names are torch's names. "tfloat32", "float8" and
-"float4" are this package's own names."""
+"""Short names. "tfloat32", "float8" and "float4" are our own, the others torch's."""
 
-WHATEVER = "*"
-"""Dtype name of a peak that holds for all dtypes."""
+WHATEVER = "*"  # for a peak of all dtypes
 
 
 @dataclass(frozen=True, slots=True)
 class Peaks:
     """Dense peak FLOP/s of a device, and the source of the figures."""
 
-    by_dtype: Mapping[str, float]
-    """Maps torch's name of a dtype to the peak FLOP/s. If a dtype is missing, its peak is unknown."""
+    by_dtype: Mapping[str, float]  # by torch's name; a missing dtype's peak is unknown
     source: str
-    measured: bool = False
-    """True if the peaks were measured by matmuls on the device. Measured peaks are lower than published peaks."""
+    measured: bool = False  # by matmuls on the device: lower than published peaks
 
     def peak_flops_per_second(self, dtype: str) -> float | None:
-        """Return the peak FLOP/s of a dtype, or None if the peak is unknown. `dtype` may be a short name.
+        """`dtype` may be a short name.
 
         >>> Peaks({"bfloat16": 312e12}, "A100 page").peak_flops_per_second("bf16")
         312000000000000.0
@@ -57,14 +53,10 @@ def canonical(dtype: str) -> str:
 
 
 def lookup(device: str, processors: int | None = None, architecture: str | None = None) -> Peaks | None:
-    """Return the published dense peaks of a device, or None if the table doesn't have the device.
+    """Return the published dense peaks of a device, if the whole name matches: a laptop GPU is another device.
 
-    The whole name must match, because a laptop GPU with a similar name is another device.
-
-    Args:
-        device: Name that the driver reports for the device.
-        processors: Number of multiprocessors, which distinguishes a partition of a device from the whole device.
-        architecture: ROCm's name of the architecture, which identifies an AMD Instinct without a device name.
+    `processors` tell a partition from the whole device; ROCm's `architecture` identifies an AMD Instinct without a
+    name.
 
     >>> lookup("NVIDIA H100 80GB HBM3").peak_flops_per_second("bfloat16") / 1e12
     989.5
@@ -79,7 +71,7 @@ def lookup(device: str, processors: int | None = None, architecture: str | None 
 
 
 NAMELESS = "radeon graphics"
-"""Name that ROCm reports for every AMD GPU if ROCm's list of device names is missing, as in small containers."""
+"""ROCm reports this for every AMD GPU if its list of device names is missing, as in small containers."""
 
 
 def _rows(device: str, processors: int | None, architecture: str | None) -> list[Chip]:
@@ -99,33 +91,31 @@ def _name(device: str) -> str:
 
 
 def near(device: str) -> list[str]:
-    """Return at most three known devices with names like `device`. For a partition of a device, return an empty list.
-
-    The model number must be the same, so "H100" never suggests a P100.
+    """Return at most three devices with similar names; none for a partition. "H100" never suggests a P100.
 
     >>> near("H100")
     ['NVIDIA H100 80GB HBM3', 'NVIDIA H100 NVL', 'NVIDIA H100 PCIe']
     """
-    known = {_name(row.called): row.called for row in DEVICES}
+    devices = {_name(row.called): row.called for row in DEVICES}
     words = {*_name(device).split()}
     if not words or "mig" in words:
         return []
-    alike = [called for name, called in known.items() if words <= {*name.split()}]
+    alike = [called for name, called in devices.items() if words <= {*name.split()}]
     if not alike:
         model = _model(_name(device))
-        together = {name.replace(" ", ""): called for name, called in known.items() if _model(name) == model}
+        together = {name.replace(" ", ""): called for name, called in devices.items() if _model(name) == model}
         alike = [together[name] for name in difflib.get_close_matches("".join(_name(device).split()), together, n=1)]
     return sorted(alike)[:3]
 
 
 def _model(name: str) -> str | None:
     """Return the model in a device name, such as "b200" in "b 200"."""
-    found = re.search(r"(\b[a-z]+ ?)?\d[a-z0-9]*", name)
-    return None if found is None else found[0].replace(" ", "")
+    match = re.search(r"(\b[a-z]+ ?)?\d[a-z0-9]*", name)
+    return None if match is None else match[0].replace(" ", "")
 
 
 def unknown(device: str) -> str:
-    """Return a message that the peak of a device is unknown. The message lists devices with similar names.
+    """Say that the peak of a device is unknown, with devices of similar names.
 
     >>> unknown("NVIDIA L40S PCIe")
     "No dense peak is known for 'NVIDIA L40S PCIe' (did you mean NVIDIA L40S?)"
@@ -136,7 +126,7 @@ def unknown(device: str) -> str:
 
 
 def advice(device: str) -> str:
-    """Return a message that explains how to set the peak of a device that is not in the table.
+    """Explain how to set the peak of a device that is not in the table.
 
     >>> print(advice("Imaginary 9000"))
     No dense peak is known for 'Imaginary 9000': set peak_tflops to the dense TFLOPS of its data sheet, such as \
@@ -149,7 +139,7 @@ def advice(device: str) -> str:
 
 
 def given(text: str) -> Peaks:
-    """Parse the setting `peak_tflops`, which has one peak for all dtypes or one peak per dtype.
+    """Parse the setting `peak_tflops`: one peak for all dtypes, or one per dtype.
 
     >>> given("bf16=989.5,fp32=67").by_dtype
     {'bfloat16': 989500000000000.0, 'float32': 67000000000000.0}
@@ -167,7 +157,7 @@ fp32, fp64, fp8, fp4; did you mean bf16?
 
 
 def number_format(word: str, field: str) -> str:
-    """Return the full name of a dtype. If there is no such dtype, raise `ConfigError` with the name of the field.
+    """Return the full name of a dtype, or raise `ConfigError` for `field`.
 
     >>> number_format("tf32", "dtype")
     'tfloat32'
@@ -191,7 +181,7 @@ def _positive(text: str) -> float:
 
 
 def ideal_seconds(flops_by_dtype: Mapping[str, float], peaks: Peaks) -> float | None:
-    """Return the seconds that the FLOPs take at the peak of each dtype. Return None if the peak of a dtype is unknown.
+    """Return the seconds at the peak of each dtype, or None if one is unknown.
 
     >>> ideal_seconds({"bfloat16": 8e12, "float32": 1e12}, Peaks({"bfloat16": 4e12, "float32": 1e12}, "example"))
     3.0

@@ -1,9 +1,7 @@
-"""Find the peak FLOP/s of a device: the user's setting, a published peak, or a measured peak.
+"""The peak FLOP/s of a device: the user's setting, a published peak, or a measured one.
 
-All ranks of a machine share the machine's CPU. So only the first rank of a machine measures the peak of the CPU, at
-most once a day. This rank writes the peak to a file, and the other ranks read the file. Until the file exists, the
-other ranks don't know the peak of the CPU. Each rank with a GPU measures the peak of its GPU, unless the file already
-has this peak.
+All ranks of a machine share its CPU: only the first one measures it, at most once a day, and writes a file that the
+others read; until then, they don't know it. Each rank with a GPU measures its own, unless the file has it.
 """
 
 import hashlib
@@ -28,35 +26,32 @@ from perf_callbacks.kernel.process.processes import allowed_cpus
 from perf_callbacks.kernel.records import atomic_file
 from perf_callbacks.kernel.settings.config import PerfConfig
 
-FRESH_SECONDS = 86400.0
-"""A measured peak that is older than this many seconds is measured again."""
+FRESH_SECONDS = 86400.0  # age after which a peak is measured again
 
 
 def find(device: torch.device, dtypes: Iterable[str], config: PerfConfig) -> Peaks | None:
-    """Return the dense peaks of a device, or None if no peak is set, published or measured."""
     if config.peak_tflops is not None:
         return peaks.given(config.peak_tflops)
     here = devices.device_at(device)
     built = here.features()
-    known = None if device.type == "cpu" else peaks.lookup(here.name, built.multiprocessors, built.architecture)
-    if config.measure_peak == "off" or (known is not None and config.measure_peak == "auto") or crowded(device):
-        return known
-    return measured_peaks(device, dtypes, local_rank=local_rank(os.environ)) or known
+    published = None if device.type == "cpu" else peaks.lookup(here.name, built.multiprocessors, built.architecture)
+    if config.measure_peak == "off" or (published is not None and config.measure_peak == "auto") or crowded(device):
+        return published
+    return measured_peaks(device, dtypes, local_rank=local_rank(os.environ)) or published
 
 
 def crowded(device: torch.device) -> str | None:
-    """Return why the peak of a CPU can't be measured: torch has more threads than CPUs. Otherwise return None."""
+    """Return why the peak of a CPU can't be measured: torch has more threads than CPUs."""
     if device.type != "cpu":
         return None
     threads, cpus, limit = torch.get_num_threads(), allowed_cpus(), topology.quota(Path("/"))
-    found = min([number for number in (cpus, limit) if number is not None], default=math.inf)
-    if threads <= found:
+    free = min([number for number in (cpus, limit) if number is not None], default=math.inf)
+    if threads <= free:
         return None
-    return f"the peak of the CPU is not measured: torch has {threads} threads for {found:g} CPU{'s' * (found != 1)}"
+    return f"the peak of the CPU is not measured: torch has {threads} threads for {free:g} CPU{'s' * (free != 1)}"
 
 
 def cache_file(device: torch.device, directory: Path | None = None) -> Path:
-    """Return the path of the JSON file with the peaks that were measured under the conditions of this process."""
     conditions = (
         platform.node(),
         devices.device_at(device).name,
@@ -70,23 +65,22 @@ def cache_file(device: torch.device, directory: Path | None = None) -> Path:
 
 
 def read(path: Path) -> dict[str, MeasuredPeak]:
-    """Return the peaks in a file, or an empty dict if the file is older than a day, missing or unreadable."""
+    """Return nothing if the file is older than a day, missing or unreadable."""
     with suppress(OSError, ValueError, msgspec.DecodeError, RecursionError):
         if abs(unix_time() - path.stat().st_mtime) <= FRESH_SECONDS:  # a clock may have been ahead
-            found = msgspec.json.decode(path.read_bytes(), type=dict[str, MeasuredPeak])
-            return {name: peak for name, peak in found.items() if peak.flops_per_second > 0}
+            peaks = msgspec.json.decode(path.read_bytes(), type=dict[str, MeasuredPeak])
+            return {name: peak for name, peak in peaks.items() if peak.flops_per_second > 0}
     return {}
 
 
 def write(path: Path, measured: Mapping[str, MeasuredPeak]) -> None:
-    """Write measured peaks to a file atomically. Errors are ignored."""
+    """Errors are ignored."""
     with suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
         atomic_file.replace(path, msgspec.json.encode(measured))
 
 
-_KNOWN: dict[Path, dict[str, MeasuredPeak]] = {}
-"""Peaks that this process has measured, or has read from a file, by the path of the file."""
+_KNOWN: dict[Path, dict[str, MeasuredPeak]] = {}  # measured or read by this process, by the path of the file
 
 
 def measured_peaks(
@@ -97,35 +91,30 @@ def measured_peaks(
     directory: Path | None = None,
     measure: Callable[[torch.device, Iterable[str]], dict[str, MeasuredPeak]] = matmul_peak.measure,
 ) -> Peaks | None:
-    """Return the measured peaks of dtypes, or None if no peak is available.
-
-    A peak that was measured within the last day is reused.
-    """
     path = cache_file(device, directory)
-    known = _KNOWN.setdefault(path, {})
+    remembered = _KNOWN.setdefault(path, {})
     names = [name for name in map(canonical, dtypes) if name in matmul_peak.DTYPES]
-    if missing := [name for name in names if name not in known]:
-        known.update(read(path))
-        missing = [name for name in missing if name not in known]
+    if missing := [name for name in names if name not in remembered]:
+        remembered.update(read(path))
+        missing = [name for name in missing if name not in remembered]
         if missing and (local_rank == 0 or device.type != "cpu"):
-            known.update(measure(device, missing))
-            write(path, known)
-    found = {name: known[name] for name in names if name in known}
-    return _described(found, device) if found else None
+            remembered.update(measure(device, missing))
+            write(path, remembered)
+    chosen = {name: remembered[name] for name in names if name in remembered}
+    return _described(chosen, device) if chosen else None
 
 
 def forget(device: torch.device, directory: Path | None = None) -> None:
-    """Delete the measured peaks of a device, so that the next run measures them again."""
     path = cache_file(device, directory)
     _KNOWN.pop(path, None)
     with suppress(OSError):
         path.unlink(missing_ok=True)
 
 
-def _described(found: Mapping[str, MeasuredPeak], device: torch.device) -> Peaks:
-    by_dtype = {name: it.flops_per_second for name, it in found.items()}
+def _described(measured: Mapping[str, MeasuredPeak], device: torch.device) -> Peaks:
+    by_dtype = {name: it.flops_per_second for name, it in measured.items()}
     rates = ", ".join(
-        f"{name} {it.flops_per_second / TERA:.3g} TFLOPS at {it.size} x {it.size}" for name, it in found.items()
+        f"{name} {it.flops_per_second / TERA:.3g} TFLOPS at {it.size} x {it.size}" for name, it in measured.items()
     )
     name, threads = devices.device_at(device).name, torch.get_num_threads()
     on = f"cpu with {threads} thread{'s' * (threads > 1)}" if name == "cpu" else name

@@ -11,8 +11,7 @@ from perf_callbacks.integrations.methods import around
 from perf_callbacks.kernel.engine.marks import BACK, BEGIN
 from perf_callbacks.kernel.engine.stages import Stage
 
-ATTRIBUTE = "_perf_callbacks"
-"""Name of the accelerator's attribute that holds its `AcceleratorSession`."""
+ATTRIBUTE = "_perf_callbacks"  # attribute of the accelerator that holds its `AcceleratorSession`
 
 PREPARING = (
     "prepare",
@@ -22,19 +21,16 @@ PREPARING = (
     "prepare_scheduler",
     "skip_first_batches",
 )
-"""Methods of an accelerator that return prepared objects."""
 
 PREPARED = ("_models", "_optimizers", "_schedulers", "_dataloaders")
-"""Attributes in which an accelerator keeps its prepared objects."""
 
 T = TypeVar("T")
 
 
 def install(accelerator: Any, fits: AcceleratorSession) -> None:
-    """Watch an accelerator's methods and prepared objects, until the measurement ends."""
     kind = type(accelerator)
     members: dict[str, Any] = {ATTRIBUTE: fits}
-    for name, make in _seams(fits).items():
+    for name, make in _watched_methods(fits).items():
         if name in vars(accelerator):  # set on the object by other code, which hides the class's method
             fits.patches.method(accelerator, name, make)
         elif hasattr(kind, name):
@@ -45,8 +41,7 @@ def install(accelerator: Any, fits: AcceleratorSession) -> None:
         fits.see(tuple(getattr(accelerator, name, ())))
 
 
-def _seams(fits: AcceleratorSession) -> dict[str, Callable[[Callable[..., Any]], Callable[..., Any]]]:
-    """Return a dictionary from the name of each watched method to a function that wraps the method."""
+def _watched_methods(fits: AcceleratorSession) -> dict[str, Callable[[Callable[..., Any]], Callable[..., Any]]]:
     return {
         **dict.fromkeys(PREPARING, functools.partial(around, after=fits.see)),
         "backward": functools.partial(_training, fits),
@@ -59,8 +54,6 @@ def _seams(fits: AcceleratorSession) -> dict[str, Callable[[Callable[..., Any]],
 
 
 def _training(fits: AcceleratorSession, inner: Callable[..., T]) -> Callable[..., T]:
-    """Wrap `backward`, whose call begins a fit if no fit is running."""
-
     @functools.wraps(inner)
     def call(*args: Any, **kwargs: Any) -> T:
         if fits.watch is None:
@@ -71,8 +64,6 @@ def _training(fits: AcceleratorSession, inner: Callable[..., T]) -> Callable[...
 
 
 def _logging(fits: AcceleratorSession, inner: Callable[..., T]) -> Callable[..., T]:
-    """Wrap `log`, so that the `perf/*` metrics are added to the user's values."""
-
     @functools.wraps(inner)
     def call(accelerator: Any, values: Any, *args: Any, **kwargs: Any) -> T:
         if fits.watch is None:
@@ -90,10 +81,7 @@ def _logging(fits: AcceleratorSession, inner: Callable[..., T]) -> Callable[...,
 
 
 def _noting(register: str, use: Callable[[Path], object], inner: Callable[..., T]) -> Callable[..., T]:
-    """Wrap a method that saves or loads a checkpoint, so that `use` is called with the directory afterwards.
-
-    No object is registered for checkpointing, because accelerate could not load a checkpoint that lacks the object.
-    """
+    """Nothing is registered for checkpointing: accelerate could not load a checkpoint without it."""
 
     @functools.wraps(inner)
     def call(accelerator: Any, *args: Any, **kwargs: Any) -> T:

@@ -14,7 +14,7 @@ import torch
 from accelerate import Accelerator
 
 from perf_callbacks.integrations import saved_counters
-from perf_callbacks.integrations.accelerate.prepared import Prepared
+from perf_callbacks.integrations.accelerate.prepared import PreparedObjects
 from perf_callbacks.integrations.accelerate.watch import AcceleratedWatch
 from perf_callbacks.integrations.loop.usage import ACCELERATE, LoopUsage
 from perf_callbacks.integrations.restore_time import RestoreTime
@@ -47,43 +47,33 @@ class AcceleratorSession:
         self._state = dict(resume or {})
         self._reader = BatchReader()
         self._before: tuple[int, Batch] | None = None  # with the id of its loader
-        self._prepared = Prepared(self)
-        self.restoring = RestoreTime()
-        """Adds up the time of all calls of `load_state` until the next fit begins."""
-        self.watch: AcceleratedWatch | None = None
-        """Watch of the current fit, or None if no fit is running."""
+        self._prepared = PreparedObjects(self)
+        self.restoring = RestoreTime()  # of `load_state` until the next fit begins
+        self.watch: AcceleratedWatch | None = None  # None if no fit is running
         self.listener: AcceleratorSession | AcceleratedWatch = self
-        """Object that receives the events of measured loaders: the watch during a fit, this session between fits."""
-        self.logged_step: int | None = None
-        """Step that the program gave in its most recent call of `log`."""
-        self._shown = True
-        """True means that the closing card of the last fit was already shown."""
-        self.patches = Patches()
-        """Changes to the accelerator that are undone when the measurement ends."""
-        self.kind: type = type(accelerator)
-        """Class that the accelerator has during the measurement."""
-        self.active = session.enabled
-        """False means that the session was closed, has failed, or was turned off by the configuration."""
+        """Gets the events of measured loaders: the watch during a fit, this session between fits."""
+        self.logged_step: int | None = None  # given by the program in its last call of `log`
+        self._shown = True  # whether the closing card of the last fit was shown
+        self.patches = Patches()  # to the accelerator, undone when the measurement ends
+        self.kind: type = type(accelerator)  # of the accelerator during the measurement
+        self.active = session.enabled  # False once closed, failed, or turned off by the configuration
         self._freed = weakref.finalize(accelerator, weakly(self.close), None if armed else FREED)
         self._freed.atexit = False
-        self.armed = armed
-        """True means that a launcher attached this session. The program may then end without `end_training()`."""
+        self.armed = armed  # a launcher attached this session: the program may end without `end_training()`
         self._at_exit = weakly(self._close_at_exit)
 
     @property
     def state(self) -> dict[str, Any]:
-        """Counters to save with a checkpoint, from the current fit or else the previous fit."""
         return dict(self._state) if self.watch is None else self.watch.recorder.state
 
     @fails_open
     def see(self, prepared: object) -> None:
-        for one in self._prepared.see(prepared):
+        for member in self._prepared.see(prepared):
             if self.watch is not None:
-                self.watch.add(one)
+                self.watch.add(member)
 
     @fails_open
     def fetch(self, loader: object) -> None:
-        """Begin a fit if the loop requests a batch for training from a loader."""
         if torch.is_grad_enabled() and any(model.training for model in self._prepared.models):
             self.begin()
         if self.watch is not None:
@@ -91,15 +81,14 @@ class AcceleratorSession:
 
     @fails_open
     def fetched(self, loader: object, batch: object) -> None:
-        """Keep a batch that was fetched between two fits, because the next fit may begin with this batch."""
+        """The next fit may begin with a batch that was fetched between two fits."""
         self._before = id(loader), self._reader.read(batch)
 
     def leave(self, *, exhausted: bool = False) -> None:
-        """Do nothing when the loop leaves a loader between two fits."""
+        """Between two fits, nothing happens."""
 
     @fails_open
     def begin(self) -> None:
-        """Begin a fit if no fit is running, and a model and an optimizer are prepared."""
         models, optimizers = self._prepared.models, self._prepared.optimizers
         if self.watch is not None or not models or not optimizers:
             return
@@ -128,7 +117,6 @@ class AcceleratorSession:
         return self.watch
 
     def _take_over(self, optimizer: object) -> None:
-        """If another session counts the steps of this optimizer, close the other session."""
         for other in [*_all]:
             if other.watch is not None and other.watch.counts(optimizer):
                 other.close(TAKEN_OVER)
@@ -136,7 +124,6 @@ class AcceleratorSession:
 
     @fails_open
     def row(self) -> dict[str, float] | None:
-        """Return the metrics of the steps since the last call, or None if no fit is running."""
         return None if self.watch is None else self.watch.recorder.row(self.watch.steps)
 
     @fails_open
@@ -146,14 +133,14 @@ class AcceleratorSession:
 
     @fails_open
     def load(self, directory: Path) -> None:
-        """End the fit, and read the counters of the checkpoint from which the next fit continues."""
+        """End the fit. The next one continues from the checkpoint's counters."""
         self._end()
         self._carried = saved_counters.read(directory, self._accelerator().process_index)
         self._state = dict(self._carried)
 
     @fails_open
     def free(self) -> None:
-        """End the fit and drop all prepared objects. Objects prepared later belong to a new fit."""
+        """Objects prepared later belong to a new fit."""
         self._conclude()
         self._carried = self._before = None
         self._prepared.forget()
@@ -170,7 +157,6 @@ class AcceleratorSession:
         self._detach()
 
     def fail(self, error: Exception) -> None:
-        """Log an error of this package once, stop measuring, and undo every change."""
         try:
             self._session.fail(error)
         finally:
@@ -183,7 +169,6 @@ class AcceleratorSession:
             self._detach()
 
     def _conclude(self, failure: str | BaseException | None = None) -> None:
-        """End the fit. Unless it failed, show its card, and log its averages with the program's trackers."""
         accelerator = self._accelerator()
         trackers: list[Any] = []
         averages: Mapping[str, float] | None = None
@@ -197,13 +182,12 @@ class AcceleratorSession:
             tracker.log(averages, step=self.logged_step)
 
     def _show_card(self) -> None:
-        """Show the closing card of the last fit, unless it was already shown."""
         shown, self._shown = self._shown, True
         if not shown:
             self._session.show_summary()
 
     def _ended(self, recorder: Recorder) -> None:
-        """Store the counters of a closed recorder. After a failure, also undo every change to the accelerator."""
+        """After a failure, also undo every change to the accelerator."""
         self.watch, self.listener, self._state = None, self, recorder.state
         if recorder.failure is not None:
             self._detach()
@@ -219,10 +203,7 @@ class AcceleratorSession:
             self._prepared.forget()
 
     def _close_at_exit(self) -> None:
-        """Close the measurement when the program exits, unless an exception ended the program.
-
-        The averages are not logged: at the exit, a tracker may be closed.
-        """
+        """Close at exit, unless an exception ended the program. A tracker may be closed, so averages aren't logged."""
         if not hasattr(sys, "last_value"):
             self._end()
             self.close()
@@ -242,11 +223,7 @@ def _place(accelerator: Accelerator, carried: Mapping[str, Any] | None) -> Place
 
 
 def _batches(loaders: tuple[Any, ...]) -> Batches:
-    """Describe how batches get to the device.
-
-    Accelerate's `skip_first_batches`, which a program calls after a resume, returns a loader without the option
-    `non_blocking`.
-    """
+    """Accelerate's `skip_first_batches`, called after a resume, returns a loader without `non_blocking`."""
     return Batches(
         pinned=True if loaders and all(getattr(loader, "pin_memory", False) for loader in loaders) else None,
         copied_aside=False,

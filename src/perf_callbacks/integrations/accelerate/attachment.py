@@ -23,33 +23,25 @@ def attach(
 ) -> "Attachment":
     """Measure the loop that uses this accelerator. Apart from this call, the loop needs no change.
 
-    Call `attach` before `accelerator.prepare(...)`. A step ends when the first prepared optimizer updates the weights.
-    Accumulated micro-batches form one step. A skipped update doesn't count as a step. Each `accelerator.log(...)` also
-    logs metrics named `perf/*`, which cover the steps since the previous call of `log`.
-
-    The stage `data` is the time in `next` of any prepared loader, including the copy to the device. The stage `forward`
-    begins with the call of a prepared model and lasts until the backward, so it includes the loss. The stage
+    Call `attach` before `accelerator.prepare(...)`. A step ends when the first prepared optimizer updates the weights:
+    accumulated micro-batches form one step, and a skipped update is none. Each `accelerator.log(...)` also logs metrics
+    named `perf/*`, of the steps since the previous one. The stage `data` is the time in `next` of any prepared loader,
+    with the copy to the device; `forward` lasts from the call of a prepared model to the backward, with the loss;
     `optimizer` includes gradient clipping, `zero_grad` and the step of a prepared scheduler.
 
-    An evaluation begins when the loop fetches a batch while gradients are disabled or no model is in training mode. An
-    evaluation also begins when the loop calls a model in evaluation mode without gradients. An evaluation ends when
-    training resumes. Calls of `save_state`, `save_model`, `save` and `get_state_dict` count as checkpoints. The time of
-    evaluations and checkpoints belongs to no step. The metrics leave out every step with an evaluation or a checkpoint.
+    An evaluation begins when the loop fetches a batch while gradients are disabled or no model is in training mode, or
+    calls a model in evaluation mode without gradients. It ends when training resumes. `save_state`, `save_model`,
+    `save` and `get_state_dict` count as checkpoints. The metrics leave out every step with either.
 
-    Measuring begins with the first batch or backward of training. After `accelerator.free_memory()`, measuring pauses
-    until the loop trains with objects that were prepared after this call. `accelerator.end_training()`, or `close()` of
-    the returned attachment, ends measuring for good and undoes all changes. Measuring also ends when the accelerator is
-    freed. `save_state` and `load_state` also save and load the counters of perf_callbacks, such as the number of steps.
-
-    Until measuring ends, the accelerator and its prepared loaders and schedulers are instances of a subclass of their
-    original class. Copies and pickles of these objects have the original class. The measurement doesn't keep the
-    accelerator or prepared objects alive.
+    Measuring begins with the first batch or backward of training, pauses after `accelerator.free_memory()` until the
+    loop trains with newly prepared objects, and ends with `accelerator.end_training()`, `close()` of the attachment, or
+    the accelerator itself, which isn't kept alive. All changes are then undone. Until then, the accelerator and its
+    loaders and schedulers are instances of a subclass; their copies and pickles have the original class.
 
     Args:
-        accelerator: Accelerator that the loop uses. If `attach` is called twice for an accelerator, the second
-            call ends the first measurement.
-        config: The settings. Environment variables override these settings.
-        resume: Saved result of `state()`. Checkpoints of `save_state` don't need `resume`.
+        accelerator: A second call of `attach` for it ends the first measurement.
+        config: The settings. Environment variables override them.
+        resume: Saved result of `state()`. Checkpoints of `save_state` don't need it.
         strays: Unknown keyword arguments raise an error. Settings go into `config`.
     """
     if isinstance(accelerator, type) or not hasattr(accelerator, "prepare"):
@@ -63,9 +55,8 @@ def attach(
 class Attachment:
     """Measurement that is attached to an accelerator.
 
-    `armed` is True if a launcher attached the measurement. Such a measurement logs no warning if the program never
-    trains. If the program never calls `end_training()`, such a measurement prints the closing card when the accelerator
-    is freed, or when the program ends.
+    `armed` by a launcher, it logs no warning if the program never trains, and without `end_training()` prints the
+    closing card when the accelerator is freed or the program ends.
     """
 
     __module__ = "perf_callbacks.accelerate"  # the name in pickles

@@ -16,11 +16,11 @@ if TYPE_CHECKING:
     from perf_callbacks.integrations.accelerate.accelerator_session import AcceleratorSession
 
 
-class Prepared:
+class PreparedObjects:
     """Weak references to prepared models, optimizers, schedulers and loaders, in the order of preparation.
 
-    The events of a prepared loader go to the `listener` that the session has at that moment. The listener's methods
-    never raise exceptions. Its `leave` gets `exhausted=False` after a `break` or an exception.
+    A loader's events go to the session's `listener` of that moment, whose methods never raise; its `leave` gets
+    `exhausted=False` after a `break` or an exception.
     """
 
     def __init__(self, session: "AcceleratorSession") -> None:
@@ -30,32 +30,31 @@ class Prepared:
         self._kinds: dict[type, type] = {}
 
     def __iter__(self) -> Iterator[Any]:
-        return iter([one for one in [reference() for reference in self._all] if one is not None])
+        return iter([member for member in [reference() for reference in self._all] if member is not None])
 
     @property
     def models(self) -> list[nn.Module]:
-        return [one for one in self if isinstance(one, nn.Module)]
+        return [member for member in self if isinstance(member, nn.Module)]
 
     @property
     def optimizers(self) -> list[torch.optim.Optimizer]:
-        return [one for one in self if isinstance(one, torch.optim.Optimizer)]
+        return [member for member in self if isinstance(member, torch.optim.Optimizer)]
 
     @property
     def loaders(self) -> tuple[DataLoader[Any], ...]:
-        """The prepared loaders that are instances of torch's `DataLoader`."""
-        return tuple(one for one in self if isinstance(one, DataLoader))
+        return tuple(member for member in self if isinstance(member, DataLoader))
 
     def see(self, prepared: object) -> list[Any]:
-        """Add a prepared object, or all objects of a list or tuple. Return the objects that were not known before."""
+        """Return the new objects."""
         several = prepared if isinstance(prepared, tuple | list) else (prepared,)
-        known = [*self]
+        earlier = [*self]
         self._all = [reference for reference in self._all if reference() is not None]
-        new = [one for one in several if not any(one is other for other in known)]
-        for one in new:
+        new = [member for member in several if not any(member is other for other in earlier)]
+        for member in new:
             with suppress(TypeError):  # an object that can't be held weakly is not measured
-                self._all.append(weakref.ref(one))
-            if isinstance(one, DataLoader):
-                self._measure(one)
+                self._all.append(weakref.ref(member))
+            if isinstance(member, DataLoader):
+                self._measure(member)
         return new
 
     def forget(self) -> None:
@@ -70,30 +69,28 @@ class Prepared:
 
 
 def _measured(kind: type, session: "weakref.ref[AcceleratorSession]") -> type:
-    """Return a subclass of a loader class that measures each iteration over the loader."""
-
     def iterate(self: Any) -> Iterator[Any]:
-        found, batches = session(), kind.__iter__(self)  # type: ignore[attr-defined]
-        return batches if found is None else _iterate(self, batches, session)
+        owner, batches = session(), kind.__iter__(self)  # type: ignore[attr-defined]
+        return batches if owner is None else _iterate(self, batches, session)
 
     return watched(kind, {"__iter__": iterate})
 
 
 def _iterate(loader: object, batches: Iterator[Any], session: "weakref.ref[AcceleratorSession]") -> Iterator[Any]:
-    if (found := session()) is not None:
-        found.listener.fetch(loader)
+    if (owner := session()) is not None:
+        owner.listener.fetch(loader)
     try:
         for batch in batches:
-            if (found := session()) is not None:
-                found.listener.fetched(loader, batch)
-            held, found = [batch], None  # an iterator that the loop keeps must not keep the fit, nor its models
+            if (owner := session()) is not None:
+                owner.listener.fetched(loader, batch)
+            held, owner = [batch], None  # an iterator that the loop keeps must not keep the fit, nor its models
             del batch  # a batch on a device is freed when the loop drops the batch, not when the next batch is there
             yield held.pop()
-            if (found := session()) is not None:
-                found.listener.fetch(loader)
-        if found is not None:
-            found.listener.leave(exhausted=True)
+            if (owner := session()) is not None:
+                owner.listener.fetch(loader)
+        if owner is not None:
+            owner.listener.leave(exhausted=True)
     except BaseException:  # an exception that the loop may not survive, or a `break`: nothing else reports these
-        if (found := session()) is not None:
-            found.listener.leave()
+        if (owner := session()) is not None:
+            owner.listener.leave()
         raise

@@ -1,8 +1,7 @@
-"""Give an object a temporary subclass of its class, in order to watch the object's methods.
+"""Give an object a temporary subclass of its class, in order to watch its methods.
 
-Replacing a method on an object would have two disadvantages. The replacement would refer to the object, so that only a
-garbage collection frees the object. Every copy and every pickle of the object would contain the replacement. With a
-subclass, the object is freed as usual, and its copies and pickles have the original class.
+A method replaced on the object would refer to it, so that only a garbage collection frees it, and would be in every
+copy and pickle. With a subclass, it is freed as usual, and copies and pickles have the original class.
 """
 
 import copyreg
@@ -14,7 +13,7 @@ NEW: Any = vars(copyreg)["__newobj__"]
 
 
 def watched(kind: Any, members: Mapping[str, object]) -> type:
-    """Return a subclass of `kind` with these `members`. Copies and pickles of its instances have the class `kind`."""
+    """Copies and pickles of the subclass's instances have the class `kind`."""
 
     def __reduce_ex__(self: Any, protocol: SupportsIndex) -> Any:  # noqa: N807 a special method
         reduced = kind.__reduce_ex__(self, protocol)
@@ -23,7 +22,7 @@ def watched(kind: Any, members: Mapping[str, object]) -> type:
         function, arguments, *rest = reduced
         if function is NEW:  # pickle wants `__newobj__` to make an object of the same class
             function = kind.__new__
-        return function, tuple(kind if one is made else one for one in arguments), *rest
+        return function, tuple(kind if argument is made else argument for argument in arguments), *rest
 
     names = {name: getattr(kind, name) for name in ("__module__", "__qualname__", "__doc__")}
     made = type(kind.__name__, (kind,), names | {"__reduce_ex__": __reduce_ex__} | dict(members))
@@ -31,17 +30,14 @@ def watched(kind: Any, members: Mapping[str, object]) -> type:
 
 
 def put_on(owner: object, made: type) -> Callable[[], None]:
-    """Set the class of an object to `made`, and return a function that restores the original class.
-
-    The returned function doesn't keep the object alive.
-    """
+    """Set the class of an object. The returned function restores it, and doesn't keep the object alive."""
     kind, reference = type(owner), weakref.ref(owner)
     become = vars(object)["__class__"].__set__  # accelerate's loaders have a read-only property `__class__`
 
     def take_off() -> None:
-        found = reference()
-        if found is not None and type(found) is made:  # otherwise other code has put another class on top
-            become(found, kind)
+        owned = reference()
+        if owned is not None and type(owned) is made:  # otherwise other code has put another class on top
+            become(owned, kind)
 
     become(owner, made)
     return take_off

@@ -11,7 +11,7 @@ from torch import is_grad_enabled, nn
 
 from perf_callbacks.flops.counting.phases import in_function
 from perf_callbacks.integrations import methods
-from perf_callbacks.integrations.accelerate.prepared import Prepared
+from perf_callbacks.integrations.accelerate.prepared import PreparedObjects
 from perf_callbacks.integrations.accelerate.subclasses import put_on, watched
 from perf_callbacks.integrations.loop.watch import LoopWatch
 from perf_callbacks.kernel.batches.reader import ROWS, UNREADABLE, Batch, shape_of
@@ -25,8 +25,7 @@ from perf_callbacks.kernel.process.graphs import FIRST, Start, next_start, reach
 
 T = TypeVar("T")
 
-MOST_PENDING = 1024
-"""Maximum number of waiting batches of one loader. A waiting batch was fetched, but not used yet."""
+MOST_PENDING = 1024  # waiting batches of one loader: fetched, but not used yet
 
 # Looking up an enum's member costs as much as writing the mark.
 _DATA, _BACKWARD, _OPTIMIZER = Stage.DATA, Stage.BACKWARD, Stage.OPTIMIZER
@@ -34,17 +33,18 @@ _OTHER, _UNDECIDED = Stage.OTHER, Stage.UNDECIDED
 
 
 class AcceleratedWatch(LoopWatch):
-    """Watches a loop with Accelerate. The loop's calls tell training from evaluation, even with a single loader.
+    """Watches a loop with Accelerate, whose calls tell training from evaluation, even with a single loader.
 
-    A batch counts when a backward trains on the batch. An evaluation begins when the loop fetches a batch while
-    gradients are off or no model is in training mode. An evaluation also begins when the loop calls a model in
-    evaluation mode without gradients. While a student model trains, a call of its teacher begins no evaluation. An
-    evaluation lasts until the loop fetches a batch for training, or calls a model in training mode.
+    A batch counts when a backward trains on it. An evaluation begins with a fetch while gradients are off or no model
+    is in training mode, or with a call of a model in evaluation mode without gradients, unless it is the teacher of a
+    student that trains. It ends with a fetch for training, or a call of a model in training mode.
     """
 
     marks_backward = False  # `begins_backward` also counts batches
 
-    def __init__(self, recorder: Recorder, prepared: Prepared, before: tuple[int, Batch] | None, *, kind: type) -> None:
+    def __init__(
+        self, recorder: Recorder, prepared: PreparedObjects, before: tuple[int, Batch] | None, *, kind: type
+    ) -> None:
         model = prepared.models[0]
         super().__init__(recorder, model, prepared.optimizers[0])
         self._kind, self._prepared = kind, prepared
@@ -61,15 +61,14 @@ class AcceleratedWatch(LoopWatch):
         self._always: set[int] = set()  # loaders whose batches train models in evaluation mode
 
     def install(self) -> None:
-        """Install the hooks and wrappers. Closing the fit's recorder removes all hooks and wrappers."""
         super().install()
         _know_signature(self._optimizer)
         self._watch_accelerator(self._kind)
-        for one in self._prepared:
-            self.add(one)
+        for member in self._prepared:
+            self.add(member)
 
     def add(self, prepared: object) -> None:
-        """Watch one more prepared object. The fit counts only the steps of the first prepared optimizer."""
+        """Only the steps of the first prepared optimizer count."""
         if prepared is self._model or self.counts(prepared):
             return
         if isinstance(prepared, nn.Module):
@@ -97,7 +96,6 @@ class AcceleratedWatch(LoopWatch):
         _know_signature(optimizer)
 
     def _watch_accelerator(self, kind: type) -> None:
-        """Watch the accelerator's methods for gradient clipping and for checkpoints."""
         recorder = self.recorder
         for name in ("clip_grad_norm_", "clip_grad_value_"):
             methods.stages(recorder, kind, name, _OPTIMIZER)
@@ -105,25 +103,20 @@ class AcceleratedWatch(LoopWatch):
             recorder.patches.replace(kind, name, self._checkpoint)
 
     def counts(self, optimizer: Any) -> bool:
-        """Return True if the steps of this optimizer count as steps of the fit."""
         return self._optimizer is getattr(optimizer, "optimizer", optimizer)
 
     @property
     def training(self) -> bool:
-        """Return True if a model is in training mode.
-
-        Once a model was trained, the result depends only on the models that were trained.
-        """
+        """Once a model was trained, only trained ones decide."""
         return any(model.training for model in self._decisive)
 
     def call(self, model: nn.Module) -> bool:
-        """Handle a call of a model. Return True if the call belongs to the stage `forward`."""
         self._begin_late()
         gradients = is_grad_enabled()
         if model.training and gradients:
             if id(model) not in self._trained:
                 self._trained.add(id(model))
-                self._decisive = [one for one in self._models if id(one) in self._trained]
+                self._decisive = [watched_model for watched_model in self._models if id(watched_model) in self._trained]
             self._end_evaluation()
             return True
         if self.evaluating:
@@ -141,7 +134,6 @@ class AcceleratedWatch(LoopWatch):
         return self._learned and not in_function()
 
     def fetch(self, loader: object) -> None:
-        """Mark the beginning of the wait for a batch, or begin an evaluation."""
         if get_ident() != self.thread:
             return
         try:
@@ -158,30 +150,30 @@ class AcceleratedWatch(LoopWatch):
             self.fail(error)
 
     def fetched(self, loader: object, batch: Any) -> None:  # noqa: C901 a call is a frame in each step
-        """Read a fetched batch at once, because the loop may change the batch before the training."""
+        """Read a batch at once, because the loop may change it before the training."""
         try:
             reader = self._reader
-            found = None  # as `BatchReader.read`, without its frame
+            reading = None  # as `BatchReader.read`, without its frame
             if reader.by_shapes:
                 try:
-                    found = reader.by_shapes.get(
+                    reading = reader.by_shapes.get(
                         tuple(map(shape_of, batch))
                         if type(batch) in ROWS
                         else (*batch.keys(), *map(shape_of, batch.values()))
                     )
                 except UNREADABLE as error:
                     let_pass(error)
-            if found is None:
-                found = reader.read(batch)
+            if reading is None:
+                reading = reader.read(batch)
             for calls in self._calls:
                 if calls.model._compiled_call_impl is not calls.compiled:  # noqa: SLF001 torch has no other way to tell
                     calls.again()
             if get_ident() != self.thread:
-                self.recorder.add(found)
+                self.recorder.add(reading)
                 return
             self.in_backward, self.optimizing = False, 0
             if self.evaluating:
-                self._doubtful = id(loader), found
+                self._doubtful = id(loader), reading
                 return
             if self._learned:  # a batch not trained on by now was skipped, or fetched early
                 self._learned = False
@@ -191,16 +183,16 @@ class AcceleratedWatch(LoopWatch):
                 self._ahead = False
             waiting = self._pending.setdefault(id(loader), [])
             if waiting or len(self._pending) > 1:
-                self._wait_beside(id(loader), batch, found)
+                self._wait_beside(id(loader), batch, reading)
             else:
-                waiting.append((found, ()))
+                waiting.append((reading, ()))
             self.ran = False
             self.tape.write((_OTHER, self.clock()))
         except Exception as error:  # noqa: BLE001 an observer never ends the run
             self.fail(error)
 
     def leave(self, *, exhausted: bool = False) -> None:
-        """Record that the loop leaves a loader. Ignore the end of a loader that serves an evaluation."""
+        """The end of a loader that serves an evaluation is ignored."""
         with guard(self.fail):
             if exhausted and self.evaluating:
                 return
@@ -209,7 +201,6 @@ class AcceleratedWatch(LoopWatch):
             self.recorder.leave(exhausted=exhausted)
 
     def backward(self, inner: Callable[..., T], *args: Any, **kwargs: Any) -> T:
-        """Call the accelerator's `backward`, and mark its beginning and its end."""
         if self.in_backward or get_ident() != self.thread or not self.recorder.active:
             return inner(*args, **kwargs)
         self.in_backward = True
@@ -219,13 +210,13 @@ class AcceleratedWatch(LoopWatch):
                 engine = self.engine
                 for waiting in self._pending.values():
                     if waiting:  # as `Recorder.add`, without its frame
-                        found, _ = waiting.pop()
+                        reading, _ = waiting.pop()
                         if not engine.open_spans:
-                            engine.batches.append(found)
+                            engine.batches.append(reading)
                 if len(engine.batches) >= engine.relieve_at:
                     engine.relieve()
             else:
-                self._count([one for one in (*args, *kwargs.values()) if hasattr(one, "grad_fn")])
+                self._count([argument for argument in (*args, *kwargs.values()) if hasattr(argument, "grad_fn")])
             if self.evaluating or self.late:
                 self.turn(_BACKWARD)
             else:
@@ -242,29 +233,24 @@ class AcceleratedWatch(LoopWatch):
                 self.fail(error)
 
     def begins_backward(self, root: object = None) -> None:
-        """Handle the beginning of a backward that the loop calls without the accelerator."""
         try:
             self._count(root)
         except Exception as error:  # noqa: BLE001 an observer never ends the run
             self.fail(error)
         super().begins_backward(root)
 
-    def _wait_beside(self, loader: int, batch: object, found: Batch) -> None:
-        """Queue a batch.
-
-        If a model was called since the previous batch was fetched, mark the previous batch as used.
-        """
+    def _wait_beside(self, loader: int, batch: object, reading: Batch) -> None:
+        """If a model was called since the previous batch was fetched, that one was used."""
         waiting = self._pending[loader]
         if self.ran and waiting:
             taken = self._taken.setdefault(loader, [])
             taken.append((self._start, waiting.pop()[0]))
             self._start, self._ahead = next_start(len(taken)), True
-        waiting.append((found, identify(batch)))
+        waiting.append((reading, identify(batch)))
         del waiting[:-MOST_PENDING]
         self.several = self.several or len(waiting) > 1
 
     def takes(self, arguments: object) -> None:
-        """Find the waiting batches that are arguments of a model call, and mark these batches as used."""
         self.ran = False
         tensors = identify(arguments)
         if same(tensors, self._last_call):
@@ -273,18 +259,14 @@ class AcceleratedWatch(LoopWatch):
         for loader, waiting in self._pending.items():
             taken = self._taken.get(loader, [])
             if len(waiting) > 1 or (waiting and taken):
-                found, newest = take(waiting, arguments, again=bool(taken), alone=len(self._pending) == 1)
-                if found:
+                batches, newest = take(waiting, arguments, again=bool(taken), alone=len(self._pending) == 1)
+                if batches:
                     start = next_start(len(taken)) if taken else FIRST
-                    self._taken[loader] = taken + [(start, one) for one in found]
+                    self._taken[loader] = taken + [(start, batch) for batch in batches]
                     self._ahead = not newest
 
     def _count(self, root: object) -> None:
-        """Count the batches that a backward trains on.
-
-        A batch counts if a model was called with the batch. If no model call used a batch of a loader, the loader's
-        only waiting batch counts. If several batches of such a loader wait, the samples and tokens are unknown.
-        """
+        """Without a call that shows which, a loader's only waiting batch counts; of several, amounts are unknown."""
         self._learned, counted = True, False
         for loader, waiting in self._pending.items():
             taken = self._taken.pop(loader, [])
@@ -294,12 +276,12 @@ class AcceleratedWatch(LoopWatch):
             elif waiting and (self.ran or not taken):
                 taken.append((self._start, waiting.pop()[0]))
             starts = reached(root, [start for start, _ in taken]) if len(taken) > 1 else {start for start, _ in taken}
-            for start, found in taken:
+            for start, batch in taken:
                 if start in starts:
-                    self.recorder.add(found)
+                    self.recorder.add(batch)
                     counted = True
             if len(starts) < len({start for start, _ in taken}):  # another backward may reach the rest
-                self._taken[loader] = [one for one in taken if one[0] not in starts]
+                self._taken[loader] = [pair for pair in taken if pair[0] not in starts]
         self._last_call, self._start, self.ran = (), FIRST, False
         self.several = any([len(waiting) > 1 for waiting in self._pending.values()])
         if self._doubtful is not None and not counted:
@@ -308,10 +290,7 @@ class AcceleratedWatch(LoopWatch):
         self._doubtful = None
 
     def _schedule(self, gradients: Any, inner: Callable[..., Any]) -> Callable[..., Any]:
-        """Wrap a scheduler's `step`, so that the call's time counts as the stage `optimizer`.
-
-        A call between accumulated micro-batches isn't marked, because the scheduler does nothing in such a call.
-        """
+        """The stage is `optimizer`, except between accumulated micro-batches, where the scheduler does nothing."""
 
         @functools.wraps(inner)
         def call(*args: Any, **kwargs: Any) -> Any:
@@ -337,14 +316,14 @@ class AcceleratedWatch(LoopWatch):
 
 
 def _know_signature(optimizer: object) -> None:
-    """Cache the signature of `zero_grad`, which Accelerate inspects before each call.
+    """Accelerate inspects `zero_grad` before each call.
 
-    The signature is stored on a `partial` of the original method, not on our wrapper. If the program wraps `zero_grad`
-    again, the program's wrapper copies all attributes of our wrapper, and would copy a wrong signature.
+    The signature is on a `partial` of the original method: a later wrapper of the program copies all attributes of
+    ours, and would copy a wrong signature.
     """
     ours: Any = getattr(vars(optimizer).get("zero_grad"), "__func__", None)
     inner = getattr(ours, "__wrapped__", None)
     if inner is not None:
-        known: Any = functools.partial(inner)
-        known.__signature__ = inspect.signature(inner)
-        ours.__wrapped__ = known
+        signed: Any = functools.partial(inner)
+        signed.__signature__ = inspect.signature(inner)
+        ours.__wrapped__ = signed

@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 from tqdm import tqdm
 
 from perf_callbacks import checklist
-from perf_callbacks.integrations.callback_order import LateCallbackList, measures, settled
+from perf_callbacks.integrations.callback_order import CallbackListCopy, measures, settled
 from perf_callbacks.integrations.lightning import options
 from perf_callbacks.integrations.lightning.watch import TrainerWatch, steps_done
 from perf_callbacks.integrations.restore_time import RestoreTime
@@ -26,11 +26,7 @@ from perf_callbacks.kernel.settings.config import PerfConfig
 from perf_callbacks.session import CallbackBase, Session
 
 STATE_KEY = "perf_callbacks"
-"""Key of the fit's counters in a checkpoint.
-
-The counters have a key of their own, because two `PerfCallback` objects would share one key in the checkpoint's
-callback states. The counters have no separate file, because a separate file would not move with the checkpoint.
-"""
+"""Two `PerfCallback` objects would share a key in callback states, and a separate file wouldn't move along."""
 
 EVERY_BATCH = (
     "on_train_batch_start",
@@ -40,17 +36,16 @@ EVERY_BATCH = (
     "on_before_optimizer_step",
     "on_train_batch_end",
 )
-"""Hooks that the trainer calls for every batch. In `LightningHooks`, these hooks do nothing."""
+"""Called by the trainer for every batch. In `LightningHooks`, they do nothing."""
 
 READS = ("_restore_modules_and_callbacks", "restore_training_state")
 """Methods of the trainer's checkpoint connector that read a checkpoint, after the hook `setup`."""
 
-LARGE = 100.0
-"""Smallest number that the progress bar shows without decimals."""
+LARGE = 100.0  # from here on, the progress bar shows no decimals
 
 
 class LightningHooks(CallbackBase):
-    """Hooks of a `PerfCallback` for Lightning. A subclass adds the base class `Callback` of one Lightning package."""
+    """Hooks of a `PerfCallback`. A subclass adds the base class `Callback` of one Lightning package."""
 
     elsewhere = "the Hugging Face Trainer, take perf_callbacks.transformers.PerfCallback"
 
@@ -66,12 +61,11 @@ class LightningHooks(CallbackBase):
         self._restore_seconds: float | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return the state without the watch, the replaced hooks, and the method `log` that a trainer sets."""
+        """Leave out the watch, the replaced hooks, and the method `log` that a trainer sets."""
         kept = {name: value for name, value in self.__dict__.items() if name not in {"log", "log_dict", *EVERY_BATCH}}
         return {**kept, "_watch": None, "_startup": None, "_set_up_at": None, "_restoring": RestoreTime()}
 
     def fail(self, error: Exception) -> None:
-        """Log an error of this package once, stop measuring, and undo all changes, even those of `setup`."""
         try:
             super().fail(error)
         finally:
@@ -106,12 +100,11 @@ class LightningHooks(CallbackBase):
         if not measures(self, trainer.callbacks):
             return
         # Other callbacks go first: if a callback raises, nothing of ours is in place yet. The trainer is iterating over
-        # its list right now: `_Afterwards` is appended to that list and runs last. The trainer's new list lacks it.
-        trainer.callbacks = LateCallbackList(trainer.callbacks, _Afterwards(self))
+        # its list right now: `_FitStarter` is appended to that list and runs last. The trainer's new list lacks it.
+        trainer.callbacks = CallbackListCopy(trainer.callbacks, _FitStarter(self))
 
     @fails_open
     def begin(self, trainer: Any) -> None:
-        """Start measuring, after all other callbacks have run `on_train_start`."""
         trainer.callbacks = settled(trainer.callbacks)
         place = self._place(trainer, self._last_state(trainer))
         watch = self._session.begin(
@@ -157,7 +150,6 @@ class LightningHooks(CallbackBase):
             self._close()
 
     def _prepare(self, trainer: Any, strategy: Any) -> None:
-        """Apply the checklist items that must be applied before the trainer prepares its loaders."""
         source = getattr(getattr(trainer.fit_loop, "_data_source", None), "instance", None)  # a loader or a data module
         ways = Batches(
             copied_aside=True,
@@ -170,7 +162,6 @@ class LightningHooks(CallbackBase):
         self._startup = checklist.prepare(self._session.settings, strategy.root_device, ways, local_ranks)
 
     def log_row(self, trainer: Any, step: int) -> None:
-        """Log the metrics of the steps since the previous metrics, if the trainer is about to log the loss."""
         recorder = self._session.recorder
         if recorder is None or not (trainer._logger_connector.should_update_logs or trainer.fast_dev_run):  # noqa: SLF001
             return
@@ -184,10 +175,10 @@ class LightningHooks(CallbackBase):
         shown.update({name: Figure(value) for name, value in bar(row, recorder.config.console).items()})
 
     def _keep_quiet(self, recorder: Recorder) -> None:
-        """Turn off the hooks that the trainer would call for every batch.
+        """Turn off hooks that the trainer would call for every batch.
 
-        The trainer enters a profiler's context even for an empty hook. So each hook is set to None, and the trainer
-        skips the hook. The hooks of a subclass stay, and so does a hook in which the watch ends steps.
+        It enters a profiler's context even for an empty hook, but skips None. A subclass's hooks stay, and so does one
+        in which the watch ends steps.
         """
         for name in EVERY_BATCH:
             if name not in self.__dict__ and getattr(self, name).__module__.startswith(
@@ -202,7 +193,6 @@ class LightningHooks(CallbackBase):
             self._close_startup()
 
     def _close_startup(self) -> None:
-        """Undo the changes of the hook `setup`. Idempotent."""
         self._restoring.take()
         startup, self._startup = self._startup, None
         if startup is not None:
@@ -213,10 +203,7 @@ class LightningHooks(CallbackBase):
         self._session.end(failure)
 
     def _last_state(self, trainer: Any) -> dict[str, Any] | None:
-        """Return the counters from which this fit continues, or None if it starts anew.
-
-        The counters come from a checkpoint, or from the previous fit of the same trainer.
-        """
+        """Return the counters of a checkpoint or of the trainer's previous fit; None if this one starts anew."""
         done = steps_done(trainer)
         if self._carried is not None or self._session.recorder is None or not done:
             return self._carried
@@ -239,10 +226,7 @@ class LightningHooks(CallbackBase):
 
 
 class Figure(float):
-    """Number that a progress bar shows with three significant digits. A number of 100 or more is shown as an integer.
-
-    The format that the progress bar requests is ignored. For example, rich requests ".3f".
-    """
+    """Number with three significant digits, or an integer from 100 on, whatever format the bar requests."""
 
     def __format__(self, _spec: str) -> str:
         return f"{float(self):.0f}" if abs(self) >= LARGE else f"{float(self):.3g}"
@@ -256,7 +240,7 @@ def _log(trainer: Any, metrics: Mapping[str, float], step: int) -> None:
         logger.log_metrics(metrics=dict(metrics), step=step)  # by name, as the trainer does
 
 
-class _Afterwards:
+class _FitStarter:
     """Callback that begins the fit, after all other callbacks have run `on_train_start`."""
 
     state_key = "PerfCallback"
@@ -269,39 +253,38 @@ class _Afterwards:
 
 
 def _directory(trainer: Any) -> Path:
-    """Return the directory of the first logger that has a local directory, or else the trainer's root directory.
+    """Return the directory of the first logger that has a local one, or else the trainer's.
 
-    Only rank 0 asks its loggers, and the other ranks receive the directory from rank 0. The function doesn't read
-    `trainer.log_dir`, because all ranks must read this property at the same time.
+    Only rank 0 asks its loggers, and the others get it from there. `trainer.log_dir` isn't read: all ranks must read it
+    at the same time.
     """
     for logger in trainer.loggers if trainer.global_rank == 0 else ():
         for name in ("log_dir", "save_dir"):
-            found = None
+            path = None
             with guard(let_pass):  # a logger of the user's own may answer as it likes
-                found = getattr(logger, name, None)
-            if isinstance(found, str | os.PathLike) and str(found) and "://" not in str(found):
-                return Path(found)
+                path = getattr(logger, name, None)
+            if isinstance(path, str | os.PathLike) and str(path) and "://" not in str(path):
+                return Path(path)
     root = str(trainer.default_root_dir)
     return Path() if "://" in root else Path(root)
 
 
 def _setup(trainer: Any) -> Setup:
     loaders = flat(trainer.train_dataloader)
-    known: dict[str, Any] = {}
+    facts: dict[str, Any] = {}
     with guard(let_pass):  # a strategy of the user's own may be anything
-        known = {name: getattr(options, name)(trainer) for name in ("rarer", "fusible")}
-        known["options"] = options.effective(trainer)
+        facts = {name: getattr(options, name)(trainer) for name in ("rarer", "fusible")}
+        facts["options"] = options.effective(trainer)
     return Setup(
         optimizers=tuple(trainer.optimizers),
         loaders=loaders,
         called=trainer.strategy.model,
         log_every=trainer.log_every_n_steps or None,
-        **known,
+        **facts,
     )
 
 
 def _data_parallel(trainer: Any) -> int | None:
-    """Return the number of groups of ranks with different samples, according to the settings of the sampler."""
     replicas = None
     with guard(let_pass):  # a single process has none, and a strategy of the user's own may answer as it likes
         replicas = trainer.strategy.distributed_sampler_kwargs["num_replicas"]

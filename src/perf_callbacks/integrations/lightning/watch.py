@@ -1,4 +1,4 @@
-"""Watched methods of a Lightning trainer, which show stages and steps. Hooks of the trainer would cost more time."""
+"""Watched methods of a Lightning trainer, which show stages and steps. Its hooks would cost more time."""
 
 import functools
 from collections.abc import Callable
@@ -10,17 +10,16 @@ from perf_callbacks.kernel.engine.marks import BACK, BEGIN, END
 from perf_callbacks.kernel.engine.stages import Stage
 from perf_callbacks.kernel.fit.recorder import Recorder
 
-BATCH_END = "on_batch_end"
-"""Method of the logger connector that the trainer calls after each batch."""
+BATCH_END = "on_batch_end"  # of the logger connector, called after each batch
 
 _OPTIMIZER = BEGIN[Stage.OPTIMIZER]
 
 
 def steps_done(trainer: Any) -> int:
-    """Return the number of steps that a trainer has done, including the steps before a resume.
+    """Return the steps that a trainer has done, including those before a resume.
 
-    Under manual optimization, each batch counts as one step. The trainer's `global_step` would count the steps of each
-    optimizer. A batch doesn't count if the batch is None, or if a hook skips the batch.
+    Under manual optimization, each batch is a step, unless it is None or a hook skips it: `global_step` would count the
+    steps of each optimizer.
     """
     if trainer.lightning_module.automatic_optimization:
         return int(trainer.global_step)
@@ -28,7 +27,7 @@ def steps_done(trainer: Any) -> int:
 
 
 class TrainerWatch:
-    """Records the stages and steps of a Lightning trainer, by wrapping methods of the trainer and its parts."""
+    """Records stages and steps by wrapping methods of the trainer and its parts."""
 
     def __init__(self, callback: Any, trainer: Any, recorder: Recorder) -> None:
         self.recorder = recorder
@@ -39,12 +38,10 @@ class TrainerWatch:
         self._automatic = trainer.lightning_module.automatic_optimization
         self._progress = loop.automatic_optimization.optim_progress if self._automatic else None
         self._fetches_itself = hasattr(getattr(trainer.fit_loop, "_data_fetcher", None), "iterator_wrapper")
-        """True means that `training_step` takes a `dataloader_iter`, and fetches batches itself."""
-        self._skipped = False
-        """True means that the most recent `training_step` returned None, so the trainer skipped the batch."""
+        """`training_step` takes a `dataloader_iter`, and fetches batches itself."""
+        self._skipped = False  # the last `training_step` returned None, so the trainer skipped the batch
 
     def install(self) -> None:
-        """Install all wrappers. Closing the fit's recorder removes all wrappers."""
         recorder, trainer, loop = self.recorder, self._trainer, self._loop
         recorder.reader.several = _several(trainer)
         self._watch_exits()
@@ -62,11 +59,10 @@ class TrainerWatch:
                 methods.spans(recorder, logger, "after_save_checkpoint", "checkpoint")
 
     def _watch_exits(self) -> None:
-        """End the fit if an exception leaves the training loop, and end the last step of each epoch.
+        """End the fit with an exception in the training loop, and the last step of each epoch.
 
-        The hook `on_exception` is too late: if a callback fails in this hook, the original exception is lost. If a
-        callback raises `StopIteration`, the epoch ends in the middle of a batch, and `_settle` ends the step of this
-        batch.
+        `on_exception` is too late: if a callback fails in it, the original exception is lost. If a callback raises
+        `StopIteration`, the epoch ends in the middle of a batch, and `_settle` ends its step.
         """
         recorder, trainer = self.recorder, self._trainer
         settle = functools.partial(recorder.attempt, self._settle)
@@ -77,10 +73,7 @@ class TrainerWatch:
             methods.exits(recorder, trainer.fit_loop, name, before=self._settle if name == "advance" else None)
 
     def _watch_fetch(self) -> None:
-        """Watch the wait for a batch and its copy to the device.
-
-        If `training_step` fetches batches itself, a fetch interrupts a stage, and this stage continues after the fetch.
-        """
+        """If `training_step` fetches batches itself, a fetch interrupts a stage, which continues afterwards."""
         recorder, loop = self.recorder, self._loop
         methods.turns(recorder, loop, "_on_before_fetch", BEGIN[Stage.DATA] if self._fetches_itself else Stage.DATA)
         if self._fetches_itself:
@@ -89,10 +82,7 @@ class TrainerWatch:
         methods.stages(recorder, self._trainer.strategy, "batch_to_device", Stage.DATA, then=then)
 
     def _watch_optimizer(self) -> None:
-        """Watch the calls of the stage `optimizer`: optimizer steps, gradient clipping, `zero_grad` and schedulers.
-
-        Under manual optimization, these calls lie inside `training_step`.
-        """
+        """Under manual optimization, these calls lie inside `training_step`."""
         recorder, trainer, strategy = self.recorder, self._trainer, self._trainer.strategy
         precision, optimization = trainer.precision_plugin, self._loop.automatic_optimization
         enclosed = self._automatic and _closure_is_enclosed(trainer)
@@ -117,19 +107,14 @@ class TrainerWatch:
             methods.stages(recorder, optimizer, "zero_grad", Stage.OPTIMIZER)
 
     def _watch_ends(self) -> None:
-        """End steps in a method that the trainer calls after each batch.
-
-        The method is `on_batch_end` of the trainer's logger connector. If the connector lacks `on_batch_end`, the
-        slower hook `on_train_batch_end` is watched. The trainer calls neither `on_batch_end` nor `on_train_batch_end`
-        for a batch that the module skips. The trainer calls both methods for a batch that is None.
-        """
+        """The logger connector's `on_batch_end` is quicker than a hook. Neither runs for a skipped batch."""
         owner, name = getattr(self._trainer, "_logger_connector", None), BATCH_END
         if not hasattr(owner, name):
             owner, name = self._callback, "on_train_batch_end"
         self.recorder.patches.method(owner, name, self._end_batch)
 
     def _end_batch(self, inner: Callable[..., Any]) -> Callable[..., Any]:
-        """Wrap the method that the trainer calls after each batch, including validation batches."""
+        """It is also called after validation batches."""
         recorder, trainer, loop, progress = self.recorder, self._trainer, self._loop, self._progress
         engine, observers, tape, clock = recorder.engine, recorder.observers, recorder.tape, recorder.clock
         callback, fetches_itself, seen = self._callback, self._fetches_itself, self.steps
@@ -164,20 +149,14 @@ class TrainerWatch:
         return call
 
     def _settle(self, _recorder: Recorder) -> None:
-        """End the current step if the trainer's step counter has already advanced.
-
-        A checkpoint of another callback must count the step that the trainer has just completed.
-        """
+        """Another callback's checkpoint must count the step that the trainer has just completed."""
         steps = steps_done(self._trainer)
         if steps != self.steps:
             self.steps = steps
             self.recorder.end_step(steps)
 
     def _training_step(self, inner: Callable[..., Any]) -> Callable[..., Any]:
-        """Wrap `strategy.training_step`, which gets each training batch.
-
-        Some optimizers call `training_step` several times with the same batch.
-        """
+        """Some optimizers call `training_step` several times with the same batch."""
         recorder, fetches_itself, progress = self.recorder, self._fetches_itself, self._loop.batch_progress.total
         tape, clock, fail, take = recorder.tape, recorder.clock, recorder.fail, recorder.batch
         taken: int | None = None
@@ -210,11 +189,10 @@ class TrainerWatch:
         return call
 
     def _optimizer_step(self, inner: Callable[..., Any]) -> Callable[..., Any]:
-        """Wrap the step of an optimizer, and leave the time of its closure out of the stage `optimizer`.
+        """Leave the time of the closure out of the stage `optimizer`.
 
-        Under automatic optimization, the closure is an object of Lightning's class `Closure`, which the module may
-        inspect. So the `Closure` stays, and only its inner function is replaced until the step is over. Under manual
-        optimization, the closure may be any function.
+        Under automatic optimization, it is Lightning's `Closure`, which the module may inspect: it stays, and only its
+        inner function is replaced until the step is over. Under manual optimization, it may be any function.
         """
 
         @functools.wraps(inner)
@@ -244,17 +222,14 @@ class TrainerWatch:
 
 
 def _several(trainer: Any) -> bool:
-    """Return True if each batch combines batches of several loaders, as in all modes except "sequential"."""
+    """Return True if batches combine those of several loaders, as in all modes except "sequential"."""
     combined = getattr(trainer.fit_loop, "_combined_loader", None)
     loaders = getattr(combined, "iterables", None)
     return isinstance(loaders, dict | list | tuple) and getattr(combined, "_mode", None) != "sequential"
 
 
 def _closure_is_enclosed(trainer: Any) -> bool:
-    """Return True if Lightning calls `_after_closure` immediately after the optimizer's closure.
-
-    The result is False if a module overrides `optimizer_step`, or if a plugin unscales gradients.
-    """
+    """Not so if a module overrides `optimizer_step`, or a plugin unscales gradients."""
     module, precision = trainer.lightning_module, trainer.precision_plugin
     plain = {"Precision.optimizer_step", "MixedPrecision.optimizer_step"}  # the latter only unscales with a scaler
     return (

@@ -18,23 +18,21 @@ from perf_callbacks.kernel.process.stacks import callers
 
 
 class LoaderlessWatch(LoopWatch):
-    """Watches a loop without a loader. Such a loop can report its batches with `perf.batch`.
+    """Watches a loop without a loader, which can report its batches with `perf.batch`.
 
-    Until the loop reports a batch, the FLOPs of a step are looked up by the shapes of the model's arguments. The shapes
-    don't show the number of samples, because a loop may call a model several times with the same samples.
+    Until it does, the shapes of the model's arguments look up FLOPs. They don't show the number of samples: a loop may
+    call a model several times with the same ones.
     """
 
     def __init__(self, recorder: Recorder, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
         super().__init__(recorder, model, optimizer)
         self._inputs = self._take_inputs
-        self._reported = False
-        """True means that the loop has reported a batch."""
+        self._reported = False  # whether the loop has reported a batch
         self._amounts: tuple[int | None, int | None] = None, None
-        """Number of samples and number of tokens that the loop reported before the next call of the model."""
+        """Samples and tokens reported before the next call of the model."""
 
     @contextmanager
     def data(self) -> Iterator[None]:
-        """Mark a `with` block as a wait for data, except during an evaluation."""
         waits = not self.evaluating
         if waits:
             self.turn(Stage.DATA)
@@ -45,12 +43,7 @@ class LoaderlessWatch(LoopWatch):
                 self.turn(Stage.OTHER)
 
     def report(self, batch: Any, samples: int | None, tokens: int | None) -> None:
-        """Add a batch to the current step. If `batch` is None, add `samples` and `tokens` to a batch.
-
-        Numbers without a batch are added to the step's most recent batch. If the step has no batch yet, numbers without
-        a batch are added to the next batch. Once the loop has reported a batch, the watch no longer reads the model's
-        arguments.
-        """
+        """Amounts alone belong to the last, else the next batch. After a batch, the model's inputs aren't read."""
         amounts = _amount("samples", samples), _amount("tokens", tokens)
         if self.thread == get_ident():
             self._end_evaluation()
@@ -62,13 +55,13 @@ class LoaderlessWatch(LoopWatch):
             self._reported = True
             self.recorder.engine.batches.clear()
         self.first_batch.see(batch)
-        found = self.recorder.reader.read(batch)
+        reading = self.recorder.reader.read(batch)
         early, self._amounts = self._amounts, (None, None)
         samples, tokens = [
-            _more(known if amount is None else amount, before or None)
-            for amount, known, before in zip(amounts, found[:2], early, strict=True)
+            _more(read if amount is None else amount, before or None)
+            for amount, read, before in zip(amounts, reading[:2], early, strict=True)
         ]
-        self.recorder.add(found._replace(samples=samples, tokens=tokens))
+        self.recorder.add(reading._replace(samples=samples, tokens=tokens))
 
     def _report_amounts(self, samples: int | None, tokens: int | None) -> None:
         batches = self.recorder.engine.batches
@@ -92,7 +85,7 @@ class LoaderlessWatch(LoopWatch):
             self.optimizing = 0
         if self._reported or self.spans:
             return
-        numbered = {str(number): one for number, one in enumerate(args)}
+        numbered = {str(number): argument for number, argument in enumerate(args)}
         batch = args[0] if len(args) == 1 and not kwargs else {**numbered, **kwargs}
         self.first_batch.see(batch)
         shape = self.recorder.reader.read(batch).shape
@@ -101,14 +94,13 @@ class LoaderlessWatch(LoopWatch):
         self.recorder.add(Batch(samples, tokens, None, shape))
 
     def _is_stepping(self) -> bool:
-        """Return True if the optimizer's method `step` is on the call stack."""
         return any(
             [frame.f_code.co_name == "step" and frame.f_locals.get("self") is self._optimizer for frame in callers()]
         )
 
 
 def _amount(name: str, amount: Any) -> int | None:
-    """Return a number of samples or tokens, or None if it is missing or wrong. Log a wrong number once."""
+    """Log a wrong number once, and return None."""
     try:
         number = None if amount is None else operator.index(amount)
     except TypeError:
@@ -121,10 +113,8 @@ def _amount(name: str, amount: Any) -> int | None:
     return None
 
 
-_warned: set[str] = set()
-"""Names of the arguments of `perf.batch` for which a wrong number was already logged."""
+_warned: set[str] = set()  # arguments of `perf.batch` for which a wrong number was logged
 
 
-def _more(known: int | None, reported: int | None) -> int | None:
-    """Add a reported number to a known number. None stands for an unknown number."""
-    return known if reported is None else plus(known or 0, reported)
+def _more(total: int | None, reported: int | None) -> int | None:
+    return total if reported is None else plus(total or 0, reported)

@@ -36,32 +36,25 @@ def measure(
 ) -> "Measurement[B]":
     """Measure the loop in the `with` block: each step ends with `optimizer.step()`.
 
-    The loop iterates over `perf.loader`, and needs no other change. The stage `data` is the wait for the next batch of
-    `perf.loader`. The stage `forward` begins with the call of the model and lasts until the backward, so it includes
-    the loss. The stage `optimizer` begins at the end of the last backward before an optimizer step. The stage
-    `optimizer` includes gradient clipping and `optimizer.zero_grad()`, but no scheduler. Time that belongs to none of
-    these stages, nor to the backward, is the stage `other`.
+    The loop iterates over `perf.loader`, and needs no other change. The stage `data` is the wait for a batch; `forward`
+    lasts from the call of the model to the backward, with the loss; `optimizer` begins at the end of the last backward
+    before a step, and includes gradient clipping and `zero_grad`, but no scheduler. The rest is the stage `other`.
 
-    A call of the model in eval mode without gradients begins an evaluation. The evaluation ends when the loop calls the
-    model with gradients, or fetches the next batch. `perf.evaluation()` and `perf.checkpoint()` mark the exact blocks.
-    The time of evaluations and checkpoints belongs to no step. The metrics of `perf.row()` leave out every step with an
-    evaluation or a checkpoint. A loop that evaluates in every step gets no metrics.
+    A call of the model in eval mode without gradients begins an evaluation, which ends with a call with gradients or
+    the next batch. `perf.evaluation()` and `perf.checkpoint()` mark the exact blocks. The metrics of `perf.row()` leave
+    out every step with either, so a loop that evaluates in every step gets none.
 
-    Only the thread that enters the `with` block is measured. At the end of the block, all hooks and wrappers are
-    removed from the model, the optimizer, the loader and `torch.autograd.backward`.
+    Only the thread that enters the `with` block is measured. At its end, all hooks and wrappers are removed.
 
     Args:
-        model: Model that the loop calls. If the model is wrapped or compiled, pass the object that the loop calls.
+        model: Model that the loop calls, wrapped or compiled as it is.
         optimizer: Optimizer whose steps count.
-        loader: Any iterable of batches. The loop must iterate over `perf.loader`, not over the original loader. If
-            `loader` is None, the loop fetches batches itself. A loop without a loader can report waits with
+        loader: Any iterable of batches. If None, the loop fetches batches itself, and can report waits with
             `perf.data()`, and batches with `perf.batch(...)`.
-        config: The settings. Environment variables override these settings.
+        config: The settings. Environment variables override them.
         resume: Result of `perf.state()` that was saved with the checkpoint from which the loop continues.
-        data_parallel: Number of groups of ranks, where all ranks of a group train on the same samples. With tensor,
-            pipeline or context parallelism, there are fewer groups than ranks. If `data_parallel` is None, the number
-            of groups comes from the device meshes of the model's parameters. If the device meshes don't show the number
-            of groups, rates of the job are unknown.
+        data_parallel: Groups of ranks that train on the same samples: fewer than ranks with tensor, pipeline or context
+            parallelism. By default from the device meshes of the parameters; else rates of the job are unknown.
         strays: Unknown keyword arguments raise an error. Settings go into `config`.
     """
     checked(config, strays, "measure(..., config=PerfConfig({}))")
@@ -114,7 +107,6 @@ class Measurement(Generic[B]):
             self._session.show_summary()
 
     def __iter__(self) -> NoReturn:
-        """Raise a `TypeError`, because the loop must iterate over `perf.loader`."""
         raise TypeError("the measurement is no loader: iterate over perf.loader, not over perf.")
 
     @property

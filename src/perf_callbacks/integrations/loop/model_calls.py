@@ -16,31 +16,27 @@ from perf_callbacks.kernel.process.backward import Loop
 from perf_callbacks.kernel.process.graphs import FIRST, next_start
 
 Inputs = Callable[[tuple[Any, ...], dict[str, Any]], object]
-"""Function that receives the arguments of each model call that belongs to the stage `forward`."""
+"""Gets the arguments of each model call in the stage `forward`."""
 
 _FORWARD = Stage.FORWARD  # looking up an enum's member costs as much as writing the mark
 
 
 class ModelCalls:
-    """Marks every call of one model as the beginning of the stage `forward`.
+    """Marks every call of one model as the beginning of the stage `forward`, in a forward pre-hook.
 
-    A forward pre-hook sees the calls. A hook costs time, because torch has a faster way to call a module without hooks.
-    A replaced attribute of the module would cost less, but copies of the module would call the original module.
-
-    The hook is the bound method `see`, because Python calls a method faster than an object with `__call__`. Copies and
-    pickles of the module contain a hook that does nothing.
+    A hook costs time, because torch calls a module without hooks faster. A replaced attribute would cost less, but
+    copies of the module would call the original one. The hook is a bound method, which Python calls faster than
+    `__call__`. Copies and pickles of the module contain a hook that does nothing.
     """
 
     model: Any = None
-    seen = False
-    """True means that the model was called, in training or in an evaluation."""
+    seen = False  # in training or in an evaluation
 
     def __init__(self, recorder: Recorder, loop: Loop, model: nn.Module, inputs: Inputs | None) -> None:
         self.model = model
         self._recorder, self._loop, self._inputs = recorder, loop, inputs
         self._trained = False
-        self.compiled: object = None
-        """Most recently read value of the module's attribute `_compiled_call_impl`."""
+        self.compiled: object = None  # last seen `_compiled_call_impl` of the module
         self._hook = model.register_forward_pre_hook(self.see, prepend=True, with_kwargs=True)
         recorder.patches.add(self._hook.remove)
         self._watch(recorder)
@@ -49,10 +45,7 @@ class ModelCalls:
         self._recorder.attempt(self._watch)
 
     def _watch(self, recorder: Recorder) -> None:
-        """Watch the compiled call of a module that was compiled in place, instead of its hooks.
-
-        A hook would be compiled too: torch compiles an `nn.Sequential` in place only if it has hooks.
-        """
+        """The hook would be compiled too: torch compiles an `nn.Sequential` in place only if it has hooks."""
         recorder.patches.replace(self.model, "_compiled_call_impl", self._marking)
         self.compiled = self.model._compiled_call_impl  # noqa: SLF001
         if self.compiled is not None:
@@ -71,7 +64,6 @@ class ModelCalls:
     def see(  # noqa: C901 a call is a frame in each step
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None
     ) -> None:
-        """Mark a call of the module as the beginning of the stage `forward`."""
         if is_dynamo_compiling() or module is not self.model:  # the compiler takes `is_dynamo_compiling` for True
             return
         loop = self._loop
@@ -104,8 +96,5 @@ class ModelCalls:
         return ModelCalls.__new__(ModelCalls)  # belongs to no module
 
     def __reduce__(self) -> tuple[object, ...]:
-        """Pickle a `SimpleNamespace` in place of the hook. The namespace's `see` does nothing.
-
-        The process that loads the pickle may not have this package.
-        """
+        """Pickle a namespace whose `see` does nothing: the process that loads it may not have this package."""
         return SimpleNamespace, (), {"see": nullcontext().__exit__}

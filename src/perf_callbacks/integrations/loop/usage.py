@@ -1,4 +1,4 @@
-"""Warnings about loops that can't be measured. Each warning shows the code to write instead."""
+"""Warnings about loops that can't be measured, with the code to write instead."""
 
 import weakref
 from dataclasses import dataclass
@@ -12,8 +12,7 @@ from perf_callbacks.kernel.engine.steps import NEVER
 from perf_callbacks.kernel.fit.recorder import log
 from perf_callbacks.kernel.settings.config import ConfigError, kind
 
-AFTER = 3
-"""When a loop has done this many steps, a check looks for fetched batches and model calls."""
+AFTER = 3  # steps after which a check looks for fetched batches and model calls
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -21,11 +20,8 @@ class Sentences:
     """Warning texts of an integration, each with the remedy."""
 
     no_batch: str
-    """Warning about optimizer steps without a batch from the measured loader."""
     no_call: str
-    """Warning about optimizer steps without a call of the model."""
     no_step: str
-    """Warning about a loop that ends without an optimizer step."""
 
 
 LOOP = Sentences(
@@ -50,7 +46,6 @@ NO_WITH = (
 
 
 def check(model: object, optimizer: object, loader: object) -> None:
-    """Raise `ConfigError` if the model, the optimizer or the loader has a wrong type."""
     if not isinstance(model, nn.Module):
         raise ConfigError(f"model: got {kind(model)}, wanted the torch.nn.Module that the loop calls.")
     hooked = hasattr(getattr(optimizer, "optimizer", optimizer), "register_step_post_hook")
@@ -62,10 +57,7 @@ def check(model: object, optimizer: object, loader: object) -> None:
 
 
 class LoopUsage(Observer):
-    """Checks once that the loop uses the model and the loader that the integration got.
-
-    The check keeps only a weak reference to the watch, so that the model of an abandoned loop can be freed.
-    """
+    """Checks once that model and loader are used. The weak watch lets the model of an abandoned loop be freed."""
 
     def __init__(self, watch: LoopWatch, sentences: Sentences, *, has_loader: bool) -> None:
         self._watch = weakref.ref(watch)
@@ -100,8 +92,8 @@ class LoopUsage(Observer):
             return
         self._due = NEVER
         steps = step - watch.recorder.run.step
-        said = f"{steps} optimizer step{'s' if steps > 1 else ''}"
+        count = f"{steps} optimizer step{'s' if steps > 1 else ''}"
         if self._has_loader and not watch.recorder.reader.has_read:
-            log.warning(self._sentences.no_batch, said)
+            log.warning(self._sentences.no_batch, count)
         if not watch.called:
-            log.warning(self._sentences.no_call, said)
+            log.warning(self._sentences.no_call, count)

@@ -42,33 +42,29 @@ _DATA, _OPTIMIZER, _OTHER = Stage.DATA, Stage.OPTIMIZER, Stage.OTHER
 
 
 class LoopWatch(Loop):
-    """Marks the stages of a plain loop, by watching the loop's calls in the measured thread.
+    """Marks the stages of a plain loop, by watching its calls in the measured thread.
 
-    While the loop trains, a watched call costs one Python frame, which writes a mark. The methods `turn` and `call`
-    handle all other cases, such as evaluations.
+    While the loop trains, a watched call costs one Python frame, which writes a mark. `turn` and `call` handle all
+    other cases, such as evaluations.
     """
 
     def __init__(self, recorder: Recorder, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
         super().__init__(recorder.tape, recorder.clock, recorder.fail)
         self.recorder = recorder
         self.steps = recorder.run.step
-        self.first_batch = FirstBatch()
-        """Examines the first batch for the checklist item `loaders`."""
+        self.first_batch = FirstBatch()  # for the checklist item `loaders`
         self._observers, self._append = recorder.observers, recorder.engine.ended.append
         self._model = model
         self._optimizer: Any = getattr(optimizer, "optimizer", optimizer)  # accelerate wraps it
         self._calls: list[ModelCalls] = []
         self._inputs: Inputs | None = None
-        """Function that receives the model's arguments, or None if the loop has a loader."""
+        """Gets the model's arguments; None if the loop has a loader."""
         self.engine = recorder.engine
-        self._took_newest = False
-        """True means that the model was called with the newest batch while older batches waited."""
+        self._took_newest = False  # the model was called with the newest batch while older ones waited
         self._last_call: Tensors = ()
-        self._last_written: tuple[int, ...] = ()
-        """Version numbers of the tensors in `_last_call` at the time of the call."""
+        self._last_written: tuple[int, ...] = ()  # versions of the tensors in `_last_call` at that call
 
     def install(self) -> None:
-        """Install the hooks and wrappers. Closing the fit's recorder removes all hooks and wrappers."""
         recorder, optimizer = self.recorder, self._optimizer
         recorder.patches.add(self._calls.clear)  # hooks refer to us: without this, a model outlives its last user
         recorder.patches.add(
@@ -81,7 +77,6 @@ class LoopWatch(Loop):
         self._watch_model(self._model)
 
     def turn(self, stage: Stage, *_: object) -> None:
-        """Begin a stage of training. If a watched call has begun an evaluation, end the evaluation."""
         if get_ident() != self.thread:
             return
         try:
@@ -92,7 +87,6 @@ class LoopWatch(Loop):
             self.fail(error)
 
     def batches(self, loader: Iterable[B]) -> Iterator[B]:  # noqa: C901, PLR0912 a call is a frame in each step
-        """Iterate over a loader, and measure the wait for each batch."""
         tape, clock, thread, recorder, engine = self.tape, self.clock, self.thread, self.recorder, self.recorder.engine
         reader, first_batch = recorder.reader, self.first_batch
         waiting, data, other = self.waiting, _DATA, _OTHER
@@ -102,27 +96,27 @@ class LoopWatch(Loop):
             batch: Any  # of type `B`, whose attributes are unknown
             for batch in loader:
                 try:
-                    found = None
+                    reading = None
                     if engine.takes_batches and reader.by_shapes:  # as `Recorder.batch`, without its frame
                         try:
-                            found = reader.by_shapes.get(
+                            reading = reader.by_shapes.get(
                                 tuple(map(shape_of, batch))
                                 if type(batch) in ROWS
                                 else (*batch.keys(), *map(shape_of, batch.values()))
                             )
                         except UNREADABLE as error:
                             let_pass(error)
-                    if found is None and recorder.active and not engine.open_spans:
+                    if reading is None and recorder.active and not engine.open_spans:
                         if first_batch.wanted:
                             first_batch.see(batch)
-                        found = reader.read(batch)
+                        reading = reader.read(batch)
                         if len(engine.batches) >= engine.relieve_at:
                             engine.relieve()
-                    if found is not None:
+                    if reading is not None:
                         if waiting:
-                            self._wait(batch, found)
+                            self._wait(batch, reading)
                         else:
-                            waiting.append((found, ()))
+                            waiting.append((reading, ()))
                     if here:
                         for calls in self._calls:
                             if calls.model._compiled_call_impl is not calls.compiled:  # noqa: SLF001 nothing public
@@ -152,7 +146,6 @@ class LoopWatch(Loop):
 
     @contextmanager
     def span(self, kind: str) -> Iterator[None]:
-        """Exclude the time in a `with` block from all steps."""
         self.turn(_OTHER)
         self.spans += 1
         self.recorder.begin_span(kind)
@@ -163,7 +156,6 @@ class LoopWatch(Loop):
             self.recorder.end_span()
 
     def call(self, model: nn.Module) -> bool:
-        """Handle a call of a model. Return True if the call belongs to the stage `forward`."""
         self._begin_late()
         if not (is_grad_enabled() or self.spans):
             if not model.training:
@@ -175,15 +167,10 @@ class LoopWatch(Loop):
         return True
 
     def _samples(self) -> bool:
-        """Return True if a model call without gradients only generates samples.
-
-        A call without gradients counts as training if the step has a batch. Training without gradients is also possible
-        in a loop that never calls a backward, and in the forward of an autograd function.
-        """
+        """Calls without gradients train if the step has a batch, no backward ever ran, or in an autograd function."""
         return self.backed and not (self.waiting or self.engine.batches) and not in_function()
 
     def evaluate(self) -> None:
-        """Begin an evaluation, unless an evaluation is already running."""
         if not self.evaluating:
             self.evaluating = True
             self.recorder.begin_span("evaluation")
@@ -191,20 +178,16 @@ class LoopWatch(Loop):
     def _watch_model(self, model: nn.Module) -> None:
         self._calls.append(ModelCalls(self.recorder, self, model, self._inputs))
 
-    def _wait(self, batch: Any, found: Batch) -> None:
-        """Add a batch to the queue of waiting batches.
-
-        If the model was called with the newest batch in the queue, remove the older batches, because the loop has
-        dropped them. No batch is removed if the loop fetches its batches in another thread.
-        """
-        self.waiting.append((found, identify(batch)))
+    def _wait(self, batch: Any, reading: Batch) -> None:
+        """Drop batches older than the newest one that the model got, unless another thread fetches."""
+        self.waiting.append((reading, identify(batch)))
         self.several = True
         if get_ident() == self.thread:
             del self.waiting[: -1 if self._took_newest else -MOST_WAITING]
             self._took_newest = False
 
     def takes(self, arguments: object) -> None:
-        """Move the waiting batches of a model call to the current step. Ignore a repeated call."""
+        """Move the waiting batches of a model call to the current step. A repeated call is ignored."""
         tensors = identify(arguments)
         written, before = versions(tensors), self._last_written
         waits = any([same(tensors, others) for _, others in self.waiting])
@@ -218,21 +201,21 @@ class LoopWatch(Loop):
         self.starts += [next_start(len(self.starts)) if self.starts else FIRST] * len(taken)
 
     def backpropagates(self, root: object) -> None:
-        """Begin a backward. If the step has several batches, count only the batches on which the loss depends."""
+        """Of several batches, count only those on which the loss depends."""
         starts = self.starts[:]
         super().backpropagates(root)
         if len(starts) > len(self.engine.batches):
             self._merged()
         elif len(starts) > 1:
-            found = reached(root, starts)
+            reached_starts = reached(root, starts)
             batches = self.engine.batches[-len(starts) :]
-            others = [place for place, start in enumerate(starts) if start not in found]
+            others = [place for place, start in enumerate(starts) if start not in reached_starts]
             trained = [batch for place, batch in enumerate(batches) if place not in others]
             self.engine.batches[-len(starts) :] = trained + [batches[place] for place in others]
             self.starts += [starts[place] for place in others]  # another backward may reach these
 
     def _settle(self) -> None:
-        """At the end of a step, find the batches that no backward has reached, and mark these batches as untrained."""
+        """At the end of a step, batches that no backward has reached are untrained."""
         if self.starts and self.backed and len(self.starts) > len(self.engine.batches):
             self._merged()
         elif self.starts and self.backed:
@@ -246,13 +229,12 @@ class LoopWatch(Loop):
             self.engine.batches += [batch for batch, _ in trained]
 
     def _merged(self) -> None:
-        """Set a step's samples and tokens to unknown, because the engine has merged the step's batches."""
+        """The engine has merged the step's batches: samples and tokens are unknown."""
         self.engine.batches[:] = [UNKNOWN]
         self.starts.clear()
 
     @property
     def called(self) -> bool:
-        """Return True if a watched model was called."""
         return any(calls.seen for calls in self._calls)
 
     def _begin_step(self, *_: object) -> None:
@@ -301,20 +283,14 @@ class LoopWatch(Loop):
             self.recorder.end_span()
 
     def _begin_late(self) -> None:
-        """If a step ended within a compiled call or a backward, begin the next step when the call or backward is over.
-
-        Counting FLOPs can't begin within a compiled call or a backward.
-        """
+        """Begin the step after one that ended within a compiled call or a backward, where no count can begin."""
         if self.late and not (self.in_backward or in_compiled_call()):
             self.late = False
             self.recorder.begin_step()
 
 
 class MeasuredLoader(Generic[B]):
-    """Wrapper of a loader that measures the wait for each batch.
-
-    The wrapper has the attributes of the original loader. A copy of the wrapper is a copy of the original loader.
-    """
+    """Wrapper that measures the wait for each batch. It has the loader's attributes, and is copied as the loader."""
 
     def __init__(self, loader: Iterable[B], current: Callable[[], LoopWatch | None]) -> None:
         self._loader = loader

@@ -11,7 +11,7 @@ from tqdm.auto import tqdm
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from perf_callbacks.integrations import saved_counters
-from perf_callbacks.integrations.callback_order import LateCallbackList, measures, move_to_front, settled
+from perf_callbacks.integrations.callback_order import CallbackListCopy, measures, move_to_front, settled
 from perf_callbacks.integrations.restore_time import RestoreTime
 from perf_callbacks.integrations.transformers import options
 from perf_callbacks.integrations.transformers.watch import (
@@ -96,7 +96,7 @@ class PerfCallback(CallbackBase, TrainerCallback):
         # Other callbacks go first: if a callback raises, nothing of ours is in place yet. The handler is iterating over
         # its list right now: `_LastCallback` is appended to that list and runs last. The handler's new list lacks it.
         move_to_front(handler.callbacks, self)
-        handler.callbacks = LateCallbackList(handler.callbacks, _LastCallback(self, trainer))
+        handler.callbacks = CallbackListCopy(handler.callbacks, _LastCallback(self, trainer))
 
     @_hook
     def on_epoch_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:

@@ -21,7 +21,6 @@ from perf_callbacks import PerfConfig
 from perf_callbacks.loop import measure
 
 Batch = dict[str, Tensor]
-"""Tensors by name."""
 SNIPPETS, CHARACTERS, TOKENS, VOCABULARY = 512, 256, 64, 1024
 BATCH, WIDTH, LAYERS = 16, 128, 2
 SETTLED, TIMED, LINES = 12, 24, 8
@@ -36,8 +35,8 @@ class Snippets(Dataset[Batch]):
         self._text = "".join([file.read_text(encoding="utf-8") for file in files])
         starts = range(0, len(self._text), max(1, len(self._text) // 50_000))
         pieces = Counter([self._text[start : start + size] for size in range(2, 9) for start in starts])
-        known = [*sorted({*self._text}), *[piece for piece, _ in pieces.most_common(VOCABULARY)]]
-        self._ids = {piece: number for number, piece in enumerate(dict.fromkeys(known[:VOCABULARY]))}
+        tokens = [*sorted({*self._text}), *[piece for piece, _ in pieces.most_common(VOCABULARY)]]
+        self._ids = {piece: number for number, piece in enumerate(dict.fromkeys(tokens[:VOCABULARY]))}
 
     def __len__(self) -> int:
         return SNIPPETS
@@ -48,7 +47,6 @@ class Snippets(Dataset[Batch]):
         return {"input_ids": torch.tensor([*ids, *[0] * (TOKENS + 1)][: TOKENS + 1])}
 
     def encode(self, text: str) -> list[int]:
-        """Split a text into tokens by byte-pair encoding: join the most common pair of pieces, again and again."""
         ids, parts = self._ids, list(text)
         while True:
             best, place = len(ids), -1
@@ -79,7 +77,6 @@ class GPT(nn.Module):
 
 
 def train(rank: int, options: argparse.Namespace, store: str) -> None:
-    """Train on one rank."""
     torch.set_num_threads(1)  # the model's operations are small
     torch.manual_seed(rank)
     snippets = Snippets()
@@ -116,7 +113,6 @@ def train(rank: int, options: argparse.Namespace, store: str) -> None:
 
 
 def planned(ends: list[float], options: argparse.Namespace) -> int:
-    """Return how many steps fit into `--seconds`, at the pace of rank 0 so far."""
     done, spent = len(ends) - 1, ends[-1] - ends[SETTLED]
     left = math.ceil((options.seconds - spent) * (done - SETTLED) / spent)
     steps = torch.tensor(max(TIMED + 2 * LINES, done + max(0, left)))
@@ -126,7 +122,6 @@ def planned(ends: list[float], options: argparse.Namespace) -> int:
 
 
 def show(step: int, steps: int, loss: float, row: dict[str, float]) -> None:
-    """Print a line of progress. On a terminal, each line replaces the line before."""
     parts = [f"step {step:>4} of {steps}", f"loss {loss:.2f}"]
     if "perf/tokens_per_second" in row:  # of all ranks, as soon as they have exchanged their figures
         parts.append(f"{row['perf/tokens_per_second']:,.0f} tokens/s")
@@ -138,7 +133,6 @@ def show(step: int, steps: int, loss: float, row: dict[str, float]) -> None:
 
 
 def main() -> None:
-    """Read the options, and train on one or several ranks."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--out", default="out", help="directory of the journal")
     parser.add_argument("--steps", type=int, default=0, help="steps to train (default: for --seconds)")

@@ -18,21 +18,17 @@ from perf_callbacks.report import cards, report_file
 from perf_callbacks.report.units import duration
 
 PROGRAM = Path(__file__).with_name("train.py")
-"""Path of the demo's program. Each run uses a copy of the file, because a verdict never names a line of an installed
-package."""
+"""Each run uses a copy of the file, because a verdict never names a line of an installed package."""
 
 AS_IT_IS, REMEDIED = "as_it_is", "with_remedy"
-"""Names of the directories of the two runs."""
 
 BUSY = 0.1
-"""If a run waited for a CPU for at least this share of its time, the demo mentions the wait."""
+"""A wait for a CPU is mentioned from this share of the run's time on."""
 
 POLL_SECONDS, PATIENCE_SECONDS = 0.05, 3.0
-"""The demo checks every `POLL_SECONDS` whether the program has ended. After SIGTERM, the demo waits at most
-`PATIENCE_SECONDS` for the end of the program."""
+"""Between two looks at the program, and after SIGTERM until its end."""
 
 LOOPBACK = {"linux": "lo", "darwin": "lo0"}
-"""Name of the network interface for ranks on one machine, by platform."""
 
 _OF_JOBS = ("PERF_CALLBACKS", "SLURM_", "TORCHELASTIC_")
 _OF_RANKS = {"RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "GROUP_RANK"}
@@ -56,7 +52,6 @@ class DemoRun:
 
     directory: Path
     options: Sequence[str]
-    """Command-line options of the program."""
     summary: Summary
 
     @property
@@ -65,7 +60,6 @@ class DemoRun:
 
     @property
     def no_cpu_share(self) -> float:
-        """Share of the run in which the training thread had to wait for a CPU, or 0 if unknown."""
         return (self.summary.cpu.no_cpu_share if self.summary.cpu is not None else None) or 0.0
 
 
@@ -76,14 +70,10 @@ class TwoRuns:
     directory: Path
     ranks: int
     train: Callable[[Sequence[str]], int]
-    """Function that runs the program with given options, and returns its exit status."""
     say: Callable[[str], object]
-    """Function that prints a paragraph."""
     runs: list[DemoRun] = field(default_factory=list)
     finding: Finding | None = None
-    """Finding of the first run about the hidden fault."""
     report: Path | None = None
-    """Path of the report about both runs."""
 
     @property
     def fault(self) -> str:
@@ -91,16 +81,13 @@ class TwoRuns:
 
     @property
     def gain(self) -> float | None:
-        """Step time without the remedy, divided by the step time with the remedy. None means unknown."""
+        """Step time without the remedy, divided by the step time with it."""
         if len(self.runs) < 2 or not self.runs[1].step_seconds:  # noqa: PLR2004 without and with the remedy
             return None
         return self.runs[0].step_seconds / self.runs[1].step_seconds
 
     def run(self, seconds: float) -> None:
-        """Run the program for some seconds, read the verdict, and run the program again with the remedy.
-
-        Raise `UnfinishedError` if a run fails, or if its verdict doesn't name the hidden fault.
-        """
+        """Raise `UnfinishedError` if a run fails, or if its verdict doesn't name the hidden fault."""
         ranks = self.ranks
         several = ["--ranks", str(ranks)] if ranks > 1 else []
         ready = ["--prepared", *map(str, range(ranks - 1))] if ranks > 1 else []
@@ -133,18 +120,16 @@ class TwoRuns:
         return self.runs[-1]
 
     def write_report(self) -> Path:
-        """Write a report that compares the first run with the second run, and return the path of the report."""
-        first, second = [report_file.fits(one.directory) for one in self.runs]
+        first, second = [report_file.fits(run.directory) for run in self.runs]
         path = self.report = self.directory / report_file.NAME
         report_file.write(first, 0, path, None, second[-1])
         return path
 
     def conclusion(self) -> Iterable[str]:
-        """Yield the demo's closing sentences about the gain, the hidden fault, and the time without a free CPU."""
         gain, finding = self.gain, self.finding
         if gain is None or finding is None:
             return
-        before, after = [one.step_seconds for one in self.runs]
+        before, after = [run.step_seconds for run in self.runs]
         yield (
             f"A step took {duration(before)}, and {duration(after)} with the remedy: {gain:.2f}x faster. "
             f"Promised: {cards.promised(finding).lower()}."
@@ -152,24 +137,23 @@ class TwoRuns:
         yield f"The fault: {self.fault}"
         if not self.runs[1].summary.long_enough:
             yield "With the remedy, all steps took less than ten seconds, which is too short for a verdict."
-        busiest = max(one.no_cpu_share for one in self.runs)
+        busiest = max(run.no_cpu_share for run in self.runs)
         if busiest >= BUSY:
             users = "loader workers, ranks or other programs"
             yield f"The training had no CPU for up to {busiest:.0%} of its time: {users} used the CPUs."
 
 
 def about_fault(summary: Summary, ranks: int) -> Finding | None:
-    """Return the finding about the hidden fault, or None. A finding whose remedy the demo can apply is preferred.
-
-    With several ranks, the cause of the finding is "data" or "straggler".
-    """
+    """Prefer a finding whose remedy the demo can apply. With several ranks, its cause is "data" or "straggler"."""
     causes = {"data"} if ranks == 1 else {"data", "straggler"}
-    found = [one for one in summary.findings if one.cause in causes and one.share is not None]
-    return next((one for one in found if options_of(one.remedy, ranks)), found[0] if found else None)
+    findings = [finding for finding in summary.findings if finding.cause in causes and finding.share is not None]
+    return next(
+        (finding for finding in findings if options_of(finding.remedy, ranks)), findings[0] if findings else None
+    )
 
 
 def options_of(remedy: str, ranks: int) -> list[str]:
-    """Translate a remedy into command-line options of the program. Return [] if the program has no such option.
+    """Return [] if the program has no option for the remedy.
 
     >>> options_of("DataLoader(num_workers=2)", 1), options_of("caching prepared samples, or cheaper transforms", 2)
     (['--workers', '2'], ['--prepared', '0', '1'])
@@ -183,14 +167,7 @@ def options_of(remedy: str, ranks: int) -> list[str]:
 
 
 def start(directory: Path, options: Sequence[str], stopped: Callable[[], bool], output: int | None = None) -> int:
-    """Run the program, and return its exit status. If the user wants to stop, end all ranks and raise `StoppedError`.
-
-    Args:
-        directory: Directory that contains the program, and in which the program runs.
-        options: Command-line options of the program.
-        stopped: Function that returns True once the user wants to stop.
-        output: File descriptor for the program's output. None: the program writes to the output of this process.
-    """
+    """If the user wants to stop, end all ranks and raise `StoppedError`. Without `output`, write to our own output."""
     own = {
         "OMP_NUM_THREADS": "1",  # other threads of torch spin between operations, which counts as CPU time
         "PYTHONUNBUFFERED": "1",
@@ -235,9 +212,9 @@ def _end(process: "subprocess.Popen[bytes]") -> None:
 
 
 def _summary(directory: Path) -> Summary | None:
-    """Return the last summary of rank 0, but no interim summary: a run that ended in order has written its own."""
+    """Rank 0's last, but no interim summary: a run that ended in order has written its own."""
     with suppress(OSError):
         for journal in files(directory)[:1]:
             records = [entry.record for entry in read(journal)]
-            return next((one for one in reversed(records) if isinstance(one, Summary)), None)
+            return next((record for record in reversed(records) if isinstance(record, Summary)), None)
     return None

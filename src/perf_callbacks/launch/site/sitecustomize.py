@@ -1,7 +1,7 @@
 """Measure all trainers of this Python process, and import the next `sitecustomize` on the search path.
 
-`perf-callbacks run` puts the directory of this file on PYTHONPATH. So interpreters of any Python version may import
-this file, even interpreters without this package.
+`perf-callbacks run` puts this directory on PYTHONPATH, so interpreters of any version, even without this package,
+may import this file.
 """
 
 import os

@@ -1,4 +1,4 @@
-"""Compute MFU and related metrics of steps, from the last count of FLOPs and the peaks of the device."""
+"""MFU and related metrics of steps, from the last count of FLOPs and the peaks of the device."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -12,41 +12,38 @@ from perf_callbacks.kernel.records.module_records import heaviest
 
 
 @dataclass(frozen=True, slots=True)
-class Rating:
-    """Last count of FLOPs and peaks of the device, from which metrics such as MFU are computed."""
+class PeakRating:
+    """Last count of FLOPs and peaks of the device."""
 
     count: Flops
     peaks: Peaks | None
     unmasked_share: float | None
-    """Share of the executed FLOPs that is not masked attention. None means that no masked attention was counted, or
-    that the share is not the same in all counts of the fit."""
-    devices: int = 1
-    """Number of devices that compute the FLOPs."""
+    """Of the executed FLOPs; None without masked attention, or if it differs between the fit's counts."""
+    devices: int = 1  # that compute the FLOPs
 
     @classmethod
-    def of(cls, count: Flops, peaks: Peaks | None, before: "Rating | None" = None, devices: int = 1) -> "Rating":
-        """Return the rating of a count. `before` is the previous rating of the same fit."""
+    def from_count(
+        cls, count: Flops, peaks: Peaks | None, before: "PeakRating | None" = None, devices: int = 1
+    ) -> "PeakRating":
         unmasked = 1 - count.masked_flops / count.hardware_flops if count.masked_flops else None
         return cls(count, peaks, unmasked if before is None or before.unmasked_share == unmasked else None, devices)
 
     @property
     def dtype(self) -> str:
-        """Dtype with the most model FLOPs. MFU and HFU use the peak of this dtype."""
+        """The dtype with the most model FLOPs, whose peak MFU and HFU use."""
         by_dtype = self.count.by_dtype
         return max(by_dtype, key=lambda dtype: by_dtype[dtype])
 
     @property
     def peak_flops_per_second(self) -> float | None:
-        """Peak FLOP/s of one device in the dtype `dtype`, or None if unknown."""
+        """Of one device in `dtype`."""
         return None if self.peaks is None else self.peaks.peak_flops_per_second(self.dtype)
 
     def effort(self, work: Work) -> StepFlops:
-        """Return the FLOPs of a step, and the seconds that the step takes at the peaks of the device."""
         ideal = None if self.peaks is None else ideal_seconds(work.by_dtype, self.peaks)
         return StepFlops(work.model_flops, work.hardware_flops, ideal)
 
     def metrics(self, effort: StepFlops, seconds: float) -> Mapping[str, float | None]:
-        """Return a device's metrics, such as MFU. The FLOPs in `effort` took `seconds`."""
         seconds *= self.devices
         model, hardware = effort.model_flops / seconds, effort.hardware_flops / seconds
         peak = self.peak_flops_per_second
@@ -59,7 +56,6 @@ class Rating:
         return {**values, "mfu": model / peak, "hfu": hardware / peak, "mfu_mixed": mixed, "peak_tflops": peak / TERA}
 
     def summary(self) -> dict[str, Any]:
-        """Return fields of `FlopsSummary`."""
         return {
             "coverage": self.count.coverage,
             "lower_bound": self.count.lower_bound,
@@ -75,7 +71,6 @@ class Rating:
         }
 
     def refuted(self, effort: StepFlops, seconds: float) -> str | None:
-        """If training ran faster than the device's peak, return a text that says so. Otherwise return None."""
         peak = self.peak_flops_per_second
         if self.peaks is None or peak is None or effort.hardware_flops <= peak * seconds * self.devices:
             return None

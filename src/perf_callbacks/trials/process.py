@@ -1,7 +1,6 @@
-"""Part of a trial that runs in the program's process. `Turn` counts optimizer steps and collects losses.
+"""Part of a trial in the program's process: it counts optimizer steps, collects losses, and ends the process.
 
-`Turn` counts with torch's own hook for optimizers, so it needs no trainer and no callback. After the final step of the
-trial, `Turn` ends the process.
+It counts with torch's own hook for optimizers, so it needs no trainer and no callback.
 """
 
 import atexit
@@ -25,25 +24,22 @@ if TYPE_CHECKING:  # the program imports torch, not we
     from perf_callbacks.kernel.fit.recorder import Recorder
 
 SKIPPED_STEPS, SKIPPED_SECONDS = 10, 1.0
-"""The first steps don't count, because caches and compilers warm up. At least `SKIPPED_STEPS` steps and at least
-`SKIPPED_SECONDS` seconds are skipped."""
+"""Both must be over before steps count, because caches and compilers warm up."""
 
 FEWEST_STEPS = 5
 """If the program ends early, the trial counts only with at least this many measured steps."""
 
 LOSSES = 20
-"""Number of first calls of `backward` whose losses are compared."""
 
 RANKS_WAIT_SECONDS = 600.0
-"""A rank that has finished waits at most this many seconds. After rank 0 has ended, `perf-callbacks try` kills all
-other ranks."""
+"""A finished rank's longest wait: when rank 0 has ended, `perf-callbacks try` kills all other ranks."""
 
 PROBE_AGAIN_SECONDS = 1.0
-"""A probe whose steps are too few for a verdict goes on for this many more seconds."""
+"""A probe whose steps are too few for a verdict goes on for this much longer."""
 
 
-class Turn:
-    """Measures a trial in the program's process, from the steps of the first optimizer that makes a step."""
+class TrialProcess:
+    """Measures a trial, from the steps of the first optimizer that makes a step."""
 
     def __init__(self, plan: Plan, path: Path) -> None:
         self.plan, self.path = plan, path
@@ -58,23 +54,19 @@ class Turn:
         self._losses: list[Any] = []
         self._seconds = plan.seconds
         self.applied: set[str] = set()
-        """Names of the changes that changed something in the program, or that the callback's checklist made."""
         self.recorder: Callable[[], Recorder | None] = type(None)
         self.own_callback = False
         self._rank = int(os.environ.get("RANK") or os.environ.get("LOCAL_RANK") or 0)
 
     @property
     def mine(self) -> bool:
-        """True: this process is the program itself, and not a worker that the program forked."""
         return os.getpid() == self._process
 
     @property
     def trains(self) -> bool:
-        """True: an optimizer has made a step."""
         return self._steps > 0
 
     def backward(self, loss: Any) -> None:
-        """Store the loss if this is one of the first calls of `backward`."""
         if len(self._losses) < LOSSES and loss.numel() == 1 and self.mine:
             self._losses.append(loss.detach().clone())
 
@@ -118,7 +110,7 @@ class Turn:
         return sum(recorder.engine.account.span_seconds.values()) if recorder is not None else 0.0
 
     def ended(self) -> None:
-        """End the process because training is over. If there were too few steps, the trial has failed.
+        """End the process because training is over; with too few steps, the trial has failed.
 
         All ranks except rank 0 wait until they are killed.
         """
@@ -129,7 +121,7 @@ class Turn:
         sleep(RANKS_WAIT_SECONDS)
 
     def at_exit(self) -> None:
-        """End the trial because the program ends. After an error, do nothing, so that the program shows the error."""
+        """After an error, do nothing, so that the program shows the error."""
         if not hasattr(sys, "last_value"):
             self.ended()
 
@@ -164,19 +156,18 @@ class Turn:
             findings=summary.findings if summary is not None else (),
             short=(summary.included_steps, summary.wall_seconds.get("steps", 0.0)) if summary and short else None,
             own_callback=self.own_callback,
-            identity=Identity.of(recorder.run) if recorder is not None else None,
+            identity=Identity.from_run(recorder.run) if recorder is not None else None,
         )
 
 
-def of_process() -> Turn | None:
-    """Return the `Turn` of this process, or None if the process is part of no trial."""
-    if not _TURNS:
-        turn = None
+def current_trial() -> TrialProcess | None:
+    if not _PROCESSES:
+        trial = None
         if path := os.environ.get(TRIAL):
-            turn = Turn(msgspec.json.decode(Path(path).read_bytes(), type=Plan), Path(path))
-            atexit.register(turn.at_exit)
-        _TURNS.append(turn)
-    return _TURNS[0]
+            trial = TrialProcess(msgspec.json.decode(Path(path).read_bytes(), type=Plan), Path(path))
+            atexit.register(trial.at_exit)
+        _PROCESSES.append(trial)
+    return _PROCESSES[0]
 
 
-_TURNS: list[Turn | None] = []
+_PROCESSES: list[TrialProcess | None] = []

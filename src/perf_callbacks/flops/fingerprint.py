@@ -1,8 +1,7 @@
-"""Take the outline of a step: the number of multiplications in the modules that the step runs.
+"""Cheap fingerprint of a step's work: the multiplications of its modules, from the sizes of outputs and weights.
 
-Sizes of outputs and weights give the multiplications. An outline leaves out attention and the backward. Two steps of
-equal work have equal outlines. An outline needs one hook call per module, while a count observes each operation: in
-three models on a CPU, a count added 13 to 16 times as much to a step. And a counted step is left out of the metrics.
+It leaves out attention and the backward, but is equal for equal work, and needs one hook call per module: in three
+models on a CPU, a count added 13 to 16 times as much to a step. And a counted step is left out of the metrics.
 """
 
 from threading import get_ident
@@ -15,45 +14,37 @@ from torch.compiler import is_dynamo_compiling
 from torch.nn.modules import module as modules
 from torch.utils.hooks import RemovableHandle
 
+from perf_callbacks.flops.by_shape.shaped_work import ShapedWork
 from perf_callbacks.flops.counting.operands import matrices
 from perf_callbacks.flops.counting.phases import in_backward
-from perf_callbacks.flops.known_work.shaped_work import ShapedWork
 from perf_callbacks.flops.training_filter import TrainingFilter
 from perf_callbacks.kernel.fit.recorder import Recorder
 from perf_callbacks.kernel.foreign_errors import let_pass
 from perf_callbacks.kernel.process.compiler import compiles, off_compilation, on_compilation
 
 LOOK_PART = 4
-"""From an outline at step n to the next outline, there are n / `LOOK_PART` steps, but at most `LOOK_EVERY` steps. Short
-and long fits both soon notice that the work of a step has changed."""
+"""The next comes n / `LOOK_PART` steps after step n, so that short and long fits both soon notice changed work."""
 
-LOOK_EVERY = 47
-"""Largest number of steps between two outlines. The number is prime, so that outlines don't always hit the same step of
-a repeating schedule."""
+LOOK_EVERY = 47  # prime, so that fingerprints don't always hit the same step of a repeating schedule
 
-_WITH_BACKWARD = 3
-"""The forward and backward of a module together have three times as many multiplications as its forward alone."""
+_WITH_BACKWARD = 3  # forward and backward of a module have three times the multiplications of its forward
 
 
-class Outline:
+class WorkFingerprint:
     """Adds up the multiplications of all modules that run as training work between `open` and `close`."""
 
     def __init__(self) -> None:
-        self.products = 0
-        """Number of multiplications by modules' own weights. A module whose output requires gradients counts three
-        times."""
+        self.products = 0  # by modules' own weights; three times if the output requires gradients
         self._training: TrainingFilter | None = None
         self._thread = 0
         self._handle = RemovableHandle(modules._global_forward_hooks)  # noqa: SLF001 there is no public name
 
     def open(self, training: TrainingFilter) -> None:
-        """Begin an outline with zero multiplications. `training` decides which modules run as training work."""
         self.products, self._training, self._thread = 0, training, get_ident()
         on_compilation(self._compiles)  # a hook would make modules that were compiled with it compile again
         modules._global_forward_hooks[self._handle.id] = self._see  # noqa: SLF001 as above
 
     def close(self) -> None:
-        """Remove the hook on all modules. A second call does nothing."""
         off_compilation(self._compiles)
         self._handle.remove()
         self._training = None  # keeps no fit alive
@@ -70,7 +61,7 @@ class Outline:
             weights = matrices(module)
             first = result[0] if isinstance(result, tuple | list) and result else result
             if weights and isinstance(first, torch.Tensor) and not in_backward() and training.is_training_work():
-                products = sum(first.numel() * one.numel() // max(one.shape[0], 1) for one in weights)
+                products = sum(first.numel() * weight.numel() // max(weight.shape[0], 1) for weight in weights)
                 self.products += products * (_WITH_BACKWARD if first.requires_grad else 1)
         except Exception as error:  # noqa: BLE001 an observer never ends the run
             self._abandon()
@@ -85,29 +76,21 @@ class Outline:
         self._training, self.products = None, 0
 
 
-class Outlines:
-    """Takes the outlines of some steps of a fit, and compares the outlines of steps with equal batch shapes.
-
-    If the program compiles code, no step has an outline, because a hook would make compiled modules compile again.
-    """
+class WorkFingerprints:
+    """Compares the fingerprints of equal batch shapes. There are none in compiled programs: a hook would recompile."""
 
     def __init__(self, recorder: Recorder, work: ShapedWork) -> None:
         self._recorder = recorder
         self._work = work
-        self._outline = Outline()
-        self.training: TrainingFilter | None = None
-        """Filter of the step whose outline is being taken, or None if no outline is being taken."""
+        self._fingerprint = WorkFingerprint()
+        self.training: TrainingFilter | None = None  # of the step whose fingerprint is being taken
         self._own = False  # True: `begin` made the training; False: it belongs to a count
-        self.after = 0
-        """The next outline is taken when the fit has completed this many steps."""
-        recorder.patches.add(self._outline.close)
-        finalize(self, self._outline.close).atexit = False
+        self.after = 0  # completed steps of the fit after which the next one is taken
+        recorder.patches.add(self._fingerprint.close)
+        finalize(self, self._fingerprint.close).atexit = False
 
     def begin(self, steps: int, training: TrainingFilter | None, announced: bool) -> None:  # noqa: FBT001 as in `TrainingFilter`
-        """Begin the outline of the next step if an outline is due after `steps` completed steps.
-
-        If the next step is counted, `training` is the filter of the count. If not, `training` is None.
-        """
+        """Begin if one is due after `steps` completed steps. `training` is the count's filter, if there is a count."""
         if steps < self.after or not self._recorder.active:
             return
         self.after = steps + max(1, min(steps // LOOK_PART, LOOK_EVERY))
@@ -115,22 +98,21 @@ class Outlines:
             return
         self._own = training is None
         self.training = training or TrainingFilter(self._recorder.tape, announced=announced)
-        self._outline.open(self.training)
+        self._fingerprint.open(self.training)
 
     def end(self, step: int) -> None:
-        """End the outline, and compare it with the outline of an earlier step. Ignore an outline of a partial step."""
-        training, products = self.training, self._outline.products
+        """Compare with an earlier step. A partial step is ignored."""
+        training, products = self.training, self._fingerprint.products
         self.drop()
         if training is not None and not any(training.stage_tracker.earlier):
             shapes = [batch.shape for batch in self._recorder.engine.batches]
-            self._work.outline(shapes, training.stage_tracker.calls, products, step)
+            self._work.compare_fingerprint(shapes, training.stage_tracker.calls, products, step)
             if self._work.trainable_changed:
                 self._recorder.engine.plan()  # the next steps are checked too
 
     def drop(self) -> None:
-        """End the outline of the current step without a result."""
         if self.training is not None:
             self.training = None
-            self._outline.close()
+            self._fingerprint.close()
             if self._own:
                 self._recorder.tape.unfollow()

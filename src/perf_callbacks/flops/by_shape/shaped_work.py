@@ -4,12 +4,12 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import replace
 from math import isfinite
 
-from perf_callbacks.flops.known_work.rating import Rating
-from perf_callbacks.flops.known_work.shape_counts import (
+from perf_callbacks.flops.by_shape.rating import PeakRating
+from perf_callbacks.flops.by_shape.shape_counts import (
     MOST_COUNTS,
     SAME,
     SCALED,
-    Count,
+    CountedWork,
     ShapeTable,
     alike,
     keep,
@@ -17,7 +17,7 @@ from perf_callbacks.flops.known_work.shape_counts import (
     together,
 )
 from perf_callbacks.flops.peaks.peak_rates import Peaks
-from perf_callbacks.flops.unknown_reasons import NEW_SIZE, NO_BATCH, UNEVEN, UNREAD, Unknowns
+from perf_callbacks.flops.unknown_reasons import NEW_SIZE, NO_BATCH, UNEVEN, UNREAD, UnknownFlopsReasons
 from perf_callbacks.flops.work import Work
 from perf_callbacks.kernel.batches.reader import BatchReader
 from perf_callbacks.kernel.batches.tensors import ShapeKey
@@ -27,22 +27,17 @@ from perf_callbacks.kernel.engine.work_model import WorkModel
 from perf_callbacks.kernel.records.flops_record import Flops
 from perf_callbacks.kernel.records.summary_parts import FlopsSummary
 
-MOST_TABLES = 16
-"""Largest number of tables of counts. Each set of trained parameters and model calls has its own table. Beyond this
-number, the oldest table is dropped."""
+MOST_TABLES = 16  # one per set of trained parameters and model calls; the oldest is dropped
 
 _MOST_KNOWN = 256
 
-LOOK_EVERY = 10
-"""Number of steps from one check of the trained parameters to the next."""
+LOOK_EVERY = 10  # steps between two checks of the trained parameters
 
 CLOSE_STEPS = 100
-"""For this many steps after a change of the trained parameters, every step is followed by a check. A program that
-trains two groups of parameters alternately will soon change the trained parameters again."""
+"""Steps with a check each after a change: a program that trains two groups alternately will soon change again."""
 
 Each = tuple[int, ...]
-"""Number of forwards per batch and number of backwards per batch. If a number is not an integer, the tuple holds the
-forwards, backwards and batches of the whole step."""
+"""Forwards and backwards per batch, or if these aren't whole: forwards, backwards and batches of the step."""
 
 ONCE: Each = (1, 1)
 
@@ -50,17 +45,13 @@ COUNTED = "counted"
 COPY = "fake-tensor copy"
 CLOSED_FORM = "closed form"
 SOURCES = (COUNTED, SCALED, COPY, CLOSED_FORM)
-"""Sources of the FLOPs of a step."""
 
 
 class ShapedWork(WorkModel):
     """Known FLOPs of steps by batch shape, for each set of trained parameters and model calls.
 
-    Args:
-        reader: Reader of the fit's batches.
-        trained: Function that returns which parameters require gradients. None means that the trained parameters never
-            change.
-        on_change: Function that is called when another step must be counted.
+    `trained` returns which parameters require gradients; None means that they never change. `on_change` is called when
+    another step must be counted.
     """
 
     def __init__(
@@ -72,24 +63,18 @@ class ShapedWork(WorkModel):
     ) -> None:
         reader = reader or BatchReader()
         self._find_trained, self._on_change = trained, on_change
-        self.rating: Rating | None = None
-        """Peaks of the device, and the last count. None means that nothing was counted yet."""
-        self.peak_exceeded: Peaks | None = None
-        """Peaks of the device if training exceeded them. After the warning is logged, the value is None again."""
-        self.unknowns = Unknowns(reader)
-        """Reasons why FLOPs of steps are unknown."""
+        self.rating: PeakRating | None = None  # None before the first count
+        self.peak_exceeded: Peaks | None = None  # peaks that training exceeded, until the warning is logged
+        self.unknowns = UnknownFlopsReasons(reader)
         self.uncounted_calls: dict[Each, tuple[int, int]] = {}
-        """Maps each uncounted number of model calls per batch to the two most recent steps with this number."""
+        """The two most recent steps of each uncounted number of model calls per batch."""
         self._trained: Hashable = None
-        self.changed: int | None = None
-        """Step of the most recent check that found changed trained parameters. None means that no check found a
-        change."""
+        self.changed: int | None = None  # step of the last check that found other trained parameters
         self.checked: int | None = None
-        """Most recent step whose work was found equal to the work of an earlier step. None means that no second count
-        has confirmed a count. An outline alone confirms none, because it leaves out attention."""
-        self._outlines: dict[tuple[Hashable, ...], tuple[int, int]] = {}
-        self.trainable_changed = False
-        """True if the trained parameters have changed, but the step of the change is unknown."""
+        """Last step whose work equaled an earlier one's; None if no second count has confirmed a count. A fingerprint
+        alone confirms none: it leaves out attention."""
+        self._fingerprints: dict[tuple[Hashable, ...], tuple[int, int]] = {}
+        self.trainable_changed = False  # the trained parameters have changed, in an unknown step
         self._sure: tuple[Hashable, int] = None, 0  # trained parameters, and the last step for which they are certain
         self._tables: dict[tuple[Hashable, Each], ShapeTable] = {}
         self._sources: set[str] = set()
@@ -102,16 +87,15 @@ class ShapedWork(WorkModel):
 
     @property
     def source(self) -> str | None:
-        """Sources of the FLOPs that were returned so far, or None if no FLOPs were returned."""
-        return ", ".join([one for one in SOURCES if one in self._sources]) or None
+        """Of the FLOPs returned so far."""
+        return ", ".join([source for source in SOURCES if source in self._sources]) or None
 
     @property
     def varies(self) -> bool:
-        """True if steps with equal batch shapes had different FLOPs, which makes the FLOPs of all steps unknown."""
+        """Steps with equal batch shapes had different FLOPs, so that those of all steps are unknown."""
         return self.unknowns.varies is not None
 
     def metrics(self, totals: Totals) -> dict[str, float | None]:
-        """Return FLOP/s, MFU and related metrics of steps, or an empty dict if they are unknown."""
         self._judge(totals)
         if self.rating is None or self.varies or totals.effort_seconds <= 0:
             return {}
@@ -120,18 +104,17 @@ class ShapedWork(WorkModel):
         return {**metrics, "flops_known": totals.effort_steps / totals.steps, "flops_counted_once": once}
 
     def summary(self, included: Totals, excluded: Mapping[str, int]) -> FlopsSummary:
-        """Return the FLOPs of all steps that the metrics include, for the `summary` record."""
         self._judge(included)
-        known = included.effort_steps
-        summary = self.unknowns.summary(included.steps, known, excluded)
-        if not known or self.varies:
+        known_steps = included.effort_steps
+        summary = self.unknowns.summary(included.steps, known_steps, excluded)
+        if not known_steps or self.varies:
             return summary
         summary = replace(
             summary,
             model_flops=included.effort.model_flops,
             hardware_flops=included.effort.hardware_flops,
             seconds=included.effort_seconds,
-            steps=known,
+            steps=known_steps,
         )
         if self.rating is None:
             return summary
@@ -142,12 +125,11 @@ class ShapedWork(WorkModel):
         """True if no step was counted with the parameters that are trained now."""
         return not any(trained == self._trained for trained, _ in self._tables)
 
-    def rate(self, rating: Rating) -> None:
+    def rate(self, rating: PeakRating) -> None:
         self.rating = rating
         self._efforts.clear()
 
     def _judge(self, totals: Totals) -> None:
-        """Drop the peak if these steps were faster than the peak allows."""
         reason = None if self.rating is None else self.rating.refuted(totals.effort, totals.effort_seconds)
         if self.rating is not None and reason is not None:
             self.peak_exceeded = self.rating.peaks
@@ -156,17 +138,10 @@ class ShapedWork(WorkModel):
             self._tell()
 
     def look_after(self, step: int) -> int:
-        """Return the number of the step at whose end the trained parameters are checked next.
-
-        The previous check was at the end of step `step`.
-        """
         return step + (1 if self.changed is not None and step < self.changed + CLOSE_STEPS else LOOK_EVERY)
 
     def look(self, step: int = 0) -> None:
-        """Check after a step which parameters are trained.
-
-        If the trained parameters have changed since the previous check, it is unknown in which step they changed.
-        """
+        """Check which parameters are trained. It is unknown in which step they changed since the last check."""
         trained = self._trained if self._find_trained is None else self._find_trained()
         if trained == self._trained:
             if step and not self.trainable_changed:
@@ -181,12 +156,11 @@ class ShapedWork(WorkModel):
                 self._tell()
 
     def close(self) -> None:
-        """Check the trained parameters a last time, and drop all references to the model."""
         self.look()
         self._find_trained = self._on_change = None
 
     def settle(self) -> None:
-        """Set `trainable_changed` to False. The caller has already looked up the FLOPs of all finished steps."""
+        """The caller has looked up the FLOPs of all finished steps."""
         self.trainable_changed = False
 
     def learn(
@@ -198,11 +172,7 @@ class ShapedWork(WorkModel):
         step: int = 0,
         source: str = COUNTED,
     ) -> None:
-        """Store the FLOPs of a counted step together with the shapes of its batches.
-
-        A pass is a forward with its backward. Each pass includes a share of the optimizer's FLOPs. If `calls` is None,
-        each batch had one forward and one backward.
-        """
+        """Each pass includes a share of the optimizer's FLOPs. Without `calls`, each batch had one of each."""
         self._efforts.clear()
         key = self._trained, _each(calls, len(shapes))
         self.uncounted_calls.pop(key[1], None)
@@ -211,8 +181,8 @@ class ShapedWork(WorkModel):
         table = self._tables[key]
         if not shapes or not all(shapes):
             return
-        counts = [Count(work, step, frozenset({source})) for work in passes]
-        before, now = table.of(shapes), together(counts).work
+        counts = [CountedWork(work, step, frozenset({source})) for work in passes]
+        before, now = table.step_work(shapes), together(counts).work
         if before is not None:
             ratio = largest_ratio(before.work, now)
             if ratio <= 1 + SAME:
@@ -225,41 +195,39 @@ class ShapedWork(WorkModel):
         table.learn(shapes, counts)
 
     def covers(self, shapes: Sequence[ShapeKey], total: Work, calls: Calls) -> bool:
-        """Return True if an earlier count has as many FLOPs as an incomplete one, which then tells nothing new."""
+        """Return True if an incomplete count tells nothing new: an earlier one has as many FLOPs."""
         table = self._tables.get((self._trained, _each(calls, len(shapes))))
-        before = None if table is None or not all(shapes) else table.of(shapes)
+        before = None if table is None or not all(shapes) else table.step_work(shapes)
         return before is not None and total.model_flops <= before.work.model_flops * (1 + SAME)
 
     def _vary(self, difference: str) -> None:
         self._efforts.clear()
         self.unknowns.varies = f"the work of equal batches varies ({difference})"
 
-    def outline(self, shapes: Sequence[ShapeKey], calls: Calls, products: int, step: int) -> None:
-        """Compare the outlines of two steps that have equal shapes, model calls and trained parameters."""
+    def compare_fingerprint(self, shapes: Sequence[ShapeKey], calls: Calls, products: int, step: int) -> None:
         self.look(step)
         each = _each(calls, len(shapes))
         if not (products and shapes and all(shapes)) or self.varies or self.trainable_changed:
             return
         key = self._trained, each, alike(shapes)
-        before, since = self._outlines.get(key, (products, 0))
+        before, since = self._fingerprints.get(key, (products, 0))
         ratio = max(before, products) / min(before, products)
         if ratio > 1 + SAME and (len(each) == len(ONCE) or len(set(shapes)) == 1):
             self._vary(f"{ratio:.2f} times between the modules of steps {since} and {step}")
         elif since and self.checked is not None:
             self.checked = step
-        keep(self._outlines, key, (products, step), MOST_COUNTS)
+        keep(self._fingerprints, key, (products, step), MOST_COUNTS)
 
     def of(self, shapes: Sequence[ShapeKey], calls: Calls | None = None, step: int = 0) -> StepFlops | None:
-        """Return the FLOPs of a step with batches of these shapes, or None if they are unknown."""
         if not shapes:
             self.unknowns.note(NO_BATCH)
             return None
         if self.trainable_changed:
             trained, last = self._sure
-            known = self._effort(tuple(shapes), _each(calls, len(shapes)), trained) if step <= last else None
-            if known is None:
+            effort = self._effort(tuple(shapes), _each(calls, len(shapes)), trained) if step <= last else None
+            if effort is None:
                 self.unknowns.note("the trained parameters changed in some steps")
-            return known
+            return effort
         key = tuple(shapes), calls
         if key not in self._efforts:
             keep(self._efforts, key, self._effort(key[0], _each(calls, len(shapes)), self._trained), _MOST_KNOWN)
@@ -269,22 +237,21 @@ class ShapedWork(WorkModel):
         return effort
 
     def knows(self, shape: ShapeKey) -> bool:
-        """Return True if the FLOPs of a batch shape are known or can be scaled, for some number of model calls."""
-        return any(trained == self._trained and table.one(shape) for (trained, _), table in self._tables.items())
+        """For some number of model calls."""
+        return any(trained == self._trained and table.batch_work(shape) for (trained, _), table in self._tables.items())
 
     def wants(self, shape: ShapeKey) -> bool:
-        """Return True if the FLOPs of this batch shape are unknown and another count can be stored."""
         room = all(table.room(shape) for (trained, _), table in self._tables.items() if trained == self._trained)
         return bool(shape) and room and not self.knows(shape)
 
     def _effort(self, shapes: tuple[ShapeKey, ...], each: Each, trained: Hashable) -> StepFlops | None:
         table = self._tables.get((trained, each))
         apart = len(each) == len(ONCE) or len(set(shapes)) == 1  # it is unknown which of unlike batches had a call
-        found = table.of(shapes) if table is not None and not self.varies and all(shapes) and apart else None
-        if found is None:
+        count = table.step_work(shapes) if table is not None and not self.varies and all(shapes) and apart else None
+        if count is None:
             return None
-        self._sources |= found.sources
-        work = found.work
+        self._sources |= count.sources
+        work = count.work
         return StepFlops(work.model_flops, work.hardware_flops) if self.rating is None else self.rating.effort(work)
 
     def _tell(self) -> None:
@@ -306,10 +273,7 @@ class ShapedWork(WorkModel):
 
 
 def _each(calls: Calls | None, batches: int) -> Each:
-    """Return the number of forwards and backwards per batch.
-
-    A batch with a backward also had a forward, even if no forward was observed.
-    """
+    """A batch with a backward also had a forward, even an unobserved one."""
     if calls is None or not batches:
         return ONCE
     if calls.forwards % batches or calls.backwards % batches:
