@@ -9,13 +9,8 @@ INSTALL := install --quiet --disable-pip-version-check --no-compile
 PARALLEL ?= -n logical --maxprocesses 4 --dist loadfile
 TRANSFORMERS := tests/integrations -k '(transformers or trainer or trl) and not lightning' \
 	--ignore tests/integrations/test_ranks.py --ignore tests/integrations/test_agreement.py
-# The tests of what needs no torch, for the Pythons that are declared. Files that import a framework are skipped.
+# The Pythons that are declared. Tests that import a framework are skipped: see tests/conftest.py.
 PYTHONS ?= 3.10 3.12 3.13
-BARE := tests/kernel tests/report tests/advice tests/properties tests/affinity tests/flops tests/garbage tests/launch \
-	tests/memory tests/ranks tests/stalls tests/stragglers tests/trials tests/commands tests/test_journal.py \
-	--ignore-glob 'tests/launch/test_try*' --ignore tests/launch/test_changes.py --ignore tests/launch/test_cost.py --ignore tests/commands/test_launch.py --ignore tests/commands/test_autoload.py \
-	--deselect 'tests/launch/test_run.py::test_a_program_without_a_trainer_is_told_of_it_once' \
-	--deselect tests/launch/test_autoload.py::test_a_switch_without_effect_is_told_once_at_the_end
 LOWEST := $(addprefix tests/integrations/test_,contract.py transformers.py lightning.py accelerate.py) \
 	tests/ranks/test_packed_parts.py tests/kernel/test_journal_ends.py tests/baseline/test_ledger.py \
 	tests/properties/test_record_properties.py -m 'not slow'
@@ -68,7 +63,7 @@ test-pythons:  ## what needs no torch, with each declared Python that this machi
 		echo "Python $$version"; \
 		[ -x .venv-$$version/bin/pytest ] || { "$$python" -m venv .venv-$$version && .venv-$$version/bin/pip $(INSTALL) \
 			attrs hypothesis msgspec nvidia-ml-py pytest pytest-timeout pytest-xdist pyyaml rich typing-extensions; } || exit 1; \
-		PYTHONPATH=src .venv-$$version/bin/python -m pytest --confcutdir tests $(PARALLEL) -m 'not slow' $(BARE) || exit 1; \
+		PYTHONPATH=src .venv-$$version/bin/python -m pytest --confcutdir tests $(PARALLEL) -m 'not slow and not needs_torch' tests || exit 1; \
 	done
 
 lint: $(VENV)/ready  ## format, lint, types, import directions

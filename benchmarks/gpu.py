@@ -4,11 +4,10 @@ PYTHONPATH=src python benchmarks/gpu.py --out docs/results/DATE-DEVICE.md
 PYTHONPATH=src python benchmarks/gpu.py --device sim --quick
 PYTHONPATH=src python benchmarks/gpu.py --device cpu --quick
 
-Each part is a table. A part that fails says why, and the others go on. A part that lacks a package or a second GPU says
-so. The file is written anew after each part, so that a run that is cut off leaves the parts so far. Each part has
-planned seconds, 540 at most in all, and stops at its next round when they are over. "sim" is a device in Python, on
-which every part runs that doesn't name CUDA. Needs torch and msgspec. Counters need nvidia-ml-py, and the Llama needs
-transformers.
+Each part is a table. A part that fails says why, and the others go on. A part that lacks a package says so. The file
+is written anew after each part, so that a run that is cut off leaves the parts so far. Each part has planned seconds,
+540 at most in all, and stops at its next round when they are over. "sim" is a device in Python, on which every part
+runs that doesn't name CUDA. Needs torch and msgspec; the Llama needs transformers.
 """
 
 import argparse
@@ -25,7 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from gpu import calls, comparison, costs, graphs, hardware, numbers, placement, profiler, stamps, tf32
+from gpu import comparison, costs, graphs, numbers, placement, stamps
 from gpu.allowance import TOTAL_SECONDS, Allowance
 from gpu.bench import Bench, MissingError, Row, one_line
 
@@ -46,12 +45,7 @@ class Part:
 PARTS = (
     Part("machine", "The machine", 15, ("what", "value"), numbers.machine),
     Part("truth", "FLOPs, times, MFU and HFU beside the truth", 50, stamps.COLUMNS, numbers.truth),
-    Part("placement", "Times on another stream or device than the usual", 20, stamps.COLUMNS, placement.placement),
-    Part("two", "One model over two devices", 15, placement.COLUMNS, placement.two_devices),
-    Part("profiler", "Stages beside the kernels of torch.profiler", 30, profiler.COLUMNS, profiler.profiled),
-    Part("calls", "Costs of single calls", 15, calls.COLUMNS, calls.calls),
-    Part("tf32", "Products in TF32", 15, tf32.COLUMNS, tf32.tf32),
-    Part("hardware", "Hardware counters", 40, hardware.COLUMNS, hardware.hardware),
+    Part("placement", "Times on another stream than the usual", 20, stamps.COLUMNS, placement.placement),
     Part("same", "The counted step computes the same", 30, ("what", "result"), numbers.same),
     Part("overhead", "Time that measuring adds to a step", 145, comparison.COLUMNS, costs.overhead),
     Part("collections", "Time that the item gc adds to a step", 45, comparison.COLUMNS, costs.collections),
@@ -77,25 +71,21 @@ def main() -> int:
     chosen = [part for part in PARTS if part.name in arguments.parts]
     faulthandler.dump_traceback_later(TOTAL_SECONDS + 30, exit=True)  # a device that hangs: say where
     with tempfile.TemporaryDirectory() as directory:
-        place, second = devices(arguments.device)
-        bench = Bench(place, arguments.quick, Path(directory), second=second)
+        bench = Bench(device_of(arguments.device), arguments.quick, Path(directory))
         failed = run(chosen, bench, arguments.out)
     faulthandler.cancel_dump_traceback_later()
     print(f"{len(chosen)} parts, of which {failed} failed")
     return int(failed > 0)
 
 
-def devices(kind: str) -> tuple[torch.device, torch.device | None]:
-    """The device under test, and a second one if there is one."""
-    if kind == "cpu":
-        return torch.device("cpu"), None
+def device_of(kind: str) -> torch.device:
+    """The device under test."""
     if kind == "sim":
         sys.path.append(str(Path(__file__).parents[1] / "tests"))
         import simulated_device
 
         simulated_device.install(clock="host", memory="nested", graphs=True)
-        return torch.device("sim:0"), None
-    return torch.device("cuda:0"), torch.device("cuda:1") if torch.cuda.device_count() > 1 else None
+    return torch.device("cpu" if kind == "cpu" else f"{kind}:0")
 
 
 def run(parts: Iterable[Part], bench: Bench, out: Path | None) -> int:

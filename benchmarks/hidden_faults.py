@@ -3,7 +3,6 @@
     OMP_NUM_THREADS=1 python benchmarks/hidden_faults.py                # 32 runs with one fault each
     OMP_NUM_THREADS=1 python benchmarks/hidden_faults.py --load 4      # the same beside 4 busy processes
     OMP_NUM_THREADS=1 python benchmarks/hidden_faults.py --healthy     # 15 runs without a fault
-    OMP_NUM_THREADS=1 python benchmarks/hidden_faults.py --alike       # the same run 20 times
 
 A seed draws the kinds of faults and the integrations, each kind twice. Each run is a process of its own. A first
 sentence is right if its finding has the cause of the fault, and names the function if the fault has one. Beside busy
@@ -17,7 +16,6 @@ import random
 import subprocess
 import sys
 import time
-from collections import Counter
 
 import verdicts
 
@@ -175,7 +173,7 @@ def one(kind, door, seed, workers):
         verdicts.STEPS = steps * 3 // 2  # more than ten seconds on any machine like this one
     if kind == "attention":
         verdicts.LENGTH, verdicts.STEPS = 256, 200
-    summary, _, card = verdicts.train(door, kind, seed, workers=workers)
+    summary, card = verdicts.train(door, kind, seed, workers=workers)
     findings = [(found.cause, found.share, found.low, found.evidence) for found in summary.findings]
     first = card.partition("perf_callbacks: ")[2].partition(f"{verdicts.STEPS:,} steps")[0]
     print(json.dumps({"findings": findings, "sentence": " ".join(first.split()), "torch": torch.__version__}))
@@ -208,7 +206,6 @@ def main():
     parser.add_argument("--one", nargs=4)
     parser.add_argument("--load", type=int, default=0)
     parser.add_argument("--healthy", action="store_true")
-    parser.add_argument("--alike", action="store_true")
     parser.add_argument("--kinds", nargs="*", default=[*KINDS])
     parser.add_argument("--skip", type=int, default=0, help="runs to leave out at the start")
     parser.add_argument("--seed", type=int, default=20261125)
@@ -219,9 +216,7 @@ def main():
         return
     burners = [subprocess.Popen([sys.executable, "-c", BURN]) for _ in range(arguments.load)]
     try:
-        if arguments.alike:
-            alike()
-        elif arguments.healthy:
+        if arguments.healthy:
             healthy(arguments)
         else:
             faults(arguments)
@@ -269,15 +264,6 @@ def healthy(arguments):
         silent += good
         print(f"| {door} | {'yes' if good else '**no**'} | {said[:160]} |", flush=True)
     print(f"\n{silent} of 15 healthy runs have no false first sentence.")
-
-
-def alike():
-    counts = Counter()
-    for number in range(20):
-        found = run("data", "loop", 7)
-        counts[found["findings"][0][0] if found["findings"] else found["sentence"]] += 1
-        print(number, found["sentence"][:120], flush=True)
-    print(dict(counts))
 
 
 if __name__ == "__main__":

@@ -7,8 +7,7 @@ The faults are those of `hidden_faults.py`, with batches of other lengths. The r
 program is a process of its own, which trains three times without and twice with the remedy. The promise is the range of
 the finding in the first training. The gain is the part of the time after startup that the fastest training with the
 remedy saves against the fastest one without; in parentheses the least and most gain of any two trainings. If these
-differ much, the machine changed its speed. For attention and checkpointing in models of other sizes, see
-`advice_figures.py llama`.
+differ much, the machine changed its speed.
 """
 
 import argparse
@@ -128,7 +127,7 @@ def turn(kind, door, seed, remedy=""):
     """Train once. Return the time after startup, and the findings."""
     verdicts.Run = Followed if remedy else hidden_faults.Run
     verdicts.Run.door, verdicts.Run.remedy = door, remedy
-    summary, _, _ = verdicts.train(door, kind, seed)
+    summary, _ = verdicts.train(door, kind, seed)
     wall = summary.wall_seconds
     return sum(wall.values()) - wall.get("startup", 0.0), summary.findings
 

@@ -1,11 +1,8 @@
-"""What is said of a job that hangs, of one that doesn't, and what watching costs.
+"""What is said of a job that hangs, and of one that doesn't.
 
     python benchmarks/stalls.py hangs
     python benchmarks/stalls.py hangs --runs 1 --cases lock SIGSTOP --doors loop
     python benchmarks/stalls.py healthy
-    python benchmarks/stalls.py ranks
-    python benchmarks/stalls.py cost
-    python benchmarks/stalls.py beside
 
 hangs: two ranks on a CPU, of which one hangs; the store is kept by the parent, as by torchrun. A run is right if there
 is one message in time, which names the rank, its stage and its line, if the journal has them after SIGKILL, and if
@@ -19,7 +16,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -70,16 +66,13 @@ def free_store():
 
 
 @contextmanager
-def job(
-    door: str, case: str, world_size: int, *, hangs: int | None = None, healthy: bool = False, timeout: float = 1800
-):
+def job(door: str, case: str, world_size: int, *, hangs: int | None = None, healthy: bool = False):
     with tempfile.TemporaryDirectory() as name:
         directory, store = Path(name), free_store()
         processes = []
         try:
             for rank in range(world_size):
                 plan = {"door": door, "case": case, "directory": name, "hangs": rank == hangs, "healthy": healthy}
-                plan["timeout"] = timeout
                 environ = os.environ | {
                     "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port), "RANK": str(rank),
                     "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world_size), "LOCAL_WORLD_SIZE": str(world_size),
@@ -181,113 +174,13 @@ def healthy(options) -> bool:
     return quiet == total
 
 
-def ranks(options) -> bool:
-    """Many ranks in this process, of which the last hangs in its loader, or falls silent."""
-    return all([simulated(options.size, silent=silent) for silent in (False, True)])
-
-
-def simulated(size: int, *, silent: bool) -> bool:
-    from perf_callbacks.ranks.channels import Channel
-    from perf_callbacks.ranks.store import StoreNotes
-    from perf_callbacks.stalls.diagnosis import RUNNING, STALLED, Note
-    from perf_callbacks.stalls.notes import StallNotes
-
-    store = free_store()
-    board, last, told = StoreNotes(store), size - 1, []
-    jobs = [StallNotes() for _ in range(size)]
-    channels = [Channel("stalls", board, "fit", rank=rank, world_size=size) for rank in range(size)]
-    cpu, slowest, process = [0.0] * size, 0.0, time.process_time()
-    beats = (5, 20, 35, 50)
-    for second in range(91):
-        state = STALLED if second >= 60 else RUNNING
-        for rank, one in enumerate(jobs):
-            if silent and rank == last and second > 5:
-                continue
-            if second in (*beats, 60):
-                stage, place = ("data", "train.py:41 `fetch`") if rank == last else ("backward", "train.py:50 `main`")
-                note = Note(
-                    state=state, step=500, stage=stage, since_seconds=60.0, spanned=False, waits=rank != last,
-                    place=place,
-                )  # fmt: skip
-                one.say(note, 60.0, doubt=second >= 35)
-            elif second < 60 or second % 2:
-                continue
-            began = time.thread_time()
-            one.round(channels[rank], float(second))
-            taken = time.thread_time() - began
-            cpu[rank] += taken
-            slowest = max(slowest, taken)
-            if one.blamed is not None and (rank, one.blamed.text) not in told:
-                told.append((rank, one.blamed.text))
-    print(f"{size:,} ranks, the last {'silent' if silent else 'in its loader'}:")
-    print("  told by", *[f"rank {rank}: {text}" for rank, text in told])
-    print(f"  CPU of rank 0 {cpu[0] * 1e3:.1f} ms, the slowest round {slowest * 1e3:.1f} ms", end="; ")
-    print(f"of all ranks {sum(cpu):.2f} s, of the store and all ranks {time.process_time() - process:.2f} s")
-    return len(told) == 1 and max(cpu) < 0.1
-
-
-def beside(_options) -> bool:
-    """What is said of a hang here, and by torch when the timeout of its process group is over."""
-    with job("loop", "next(loader)", 2, hangs=1, timeout=20.0) as (directory, processes):
-        began = time.monotonic()
-        processes[0].wait(300)
-        print(f"After {time.monotonic() - began:.0f} s in all, with a timeout of 20 s, rank 0 has said:")
-        print((directory / "said0").read_text())
-        return bool(messages(directory))
-
-
-def cost(_options) -> bool:
-    """CPU of the watch in a plain loop whose steps go on: a look each second, and a note to the others now and then."""
-    import torch
-
-    from perf_callbacks import PerfConfig, session
-    from perf_callbacks.kernel.process import stacks
-    from perf_callbacks.loop import measure
-    from perf_callbacks.ranks.channels import Channel
-    from perf_callbacks.ranks.store import StoreNotes
-    from perf_callbacks.stalls import observer as stalls
-    from perf_callbacks.stalls.diagnosis import RUNNING, Note
-    from perf_callbacks.stalls.notes import BEATS, StallNotes
-
-    watches = []
-    session.OBSERVERS = (lambda recorder, _: watches.append(stalls.StallWatch(recorder)), *session.OBSERVERS)
-    model, store = torch.nn.Linear(4, 4), free_store()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    notes, looks, shares = StallNotes(), [], []
-    channel = Channel("stalls", StoreNotes(store), "fit", rank=1, world_size=2)
-    with tempfile.TemporaryDirectory() as name:
-        config = PerfConfig(output_dir=name, flops="off")
-        with measure(model=model, optimizer=optimizer, loader=[torch.ones(2, 4)] * 600, config=config) as perf:
-            for second, batch in enumerate(perf.loader):
-                model(batch).sum().backward()
-                optimizer.step()
-                optimizer.zero_grad()
-                began = time.thread_time()
-                watches[0].tick(float(second))
-                looks.append(time.thread_time() - began)
-                began = time.thread_time()
-                stack = stacks.of_thread(threading.get_ident())
-                note = Note(
-                    state=RUNNING, step=second, stage="data", since_seconds=0.1, spanned=False, waits=False,
-                    place="" if stack is None else stack.place,
-                )  # fmt: skip
-                notes.say(note, 60.0)
-                notes.round(channel, float(second))
-                shares.append(time.thread_time() - began)
-    look, share = (sum(times) / len(times) * 1e3 for times in (looks, shares))
-    each = look + share / (60.0 / BEATS)
-    print(f"a look each second {look:.4f} ms, a note every {60 / BEATS:.0f} s {share:.4f} ms: {each:.4f} ms per second")
-    return each < 0.1
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("part", choices=["hangs", "healthy", "ranks", "cost", "beside"])
+    parser.add_argument("part", choices=["hangs", "healthy"])
     parser.add_argument("--runs", type=int, help="of each case, or healthy ones")
     parser.add_argument("--cases", nargs="*", default=[*CASES], choices=CASES, metavar="CASE")
     parser.add_argument("--doors", nargs="*", default=[*DOORS], choices=DOORS)
     parser.add_argument("--allowed", type=float, default=10.0, help="seconds beyond the patience in which it is said")
-    parser.add_argument("--size", type=int, default=4096, help="ranks that are simulated")
     options = parser.parse_args()
     options.runs = options.runs or (20 if options.part == "healthy" else 5)
     return 0 if globals()[options.part](options) else 1

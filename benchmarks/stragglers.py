@@ -1,15 +1,11 @@
 """Are stragglers found: the rank, the step, the cause and the loss? Real ranks on a CPU, with faults put into them.
 
     OMP_NUM_THREADS=1 python benchmarks/stragglers.py --seeds 20          # 2 and 4 ranks, all integrations in turn
-    OMP_NUM_THREADS=1 python benchmarks/stragglers.py --seeds 4 --clean   # losses against runs without faults
 
 Each run holds every fault: collections, data stalls, slow code and stolen CPUs, each twice, and one rank that is slow
 for long. The steps mostly sleep, as if they waited for a device, so that 4 ranks fit onto 2 CPUs. If the scheduler
 itself says that a rank had no CPU, an event that says so is right: the machine is shared. For the same reason faults
 that took less than half a median step of their run are counted apart; a stolen CPU, if the rank lacked it for less.
-
-Two other detectors, restated from their descriptions, read the journals of the same runs: NVRx compares medians of
-sections over ranks, and names a rank whose score is below 0.75; Megatron prints the slowest rank of each interval.
 """
 
 import argparse
@@ -26,7 +22,7 @@ from collections import Counter
 from itertools import product
 from pathlib import Path
 
-from perf_callbacks.journal import Steps, Straggler, read
+from perf_callbacks.journal import Straggler, read
 
 DOORS, RANKS = ("lightning", "transformers", "accelerate"), (2, 4)
 CAUSES = ("gc", "data", "host", "steal")
@@ -39,7 +35,7 @@ MOST_SECONDS = 240
 """A job that takes longer has failed."""
 
 
-def plan_of(seed, door, world_size, *, gc="observe", objects=400_000, clean=False, steps=STEPS, stragglers="on"):
+def plan_of(seed, door, world_size):
     """The faults of a run, the same for all its ranks."""
     chance = random.Random(seed)
     places = sorted(chance.sample(range(3, 27), 2 * len(CAUSES)))
@@ -51,9 +47,8 @@ def plan_of(seed, door, world_size, *, gc="observe", objects=400_000, clean=Fals
     ]
     share, first, last = SLOW
     return {
-        "door": door, "world_size": world_size, "seed": seed, "faults": [] if clean else faults, "steps": steps,
-        "slow": (-1, 0, 0, 0.0) if clean else (chance.randrange(world_size), first, last, share), "step": STEP,
-        "gc": gc, "objects": objects, "freeze": True, "stragglers": stragglers,
+        "door": door, "world_size": world_size, "seed": seed, "faults": faults, "steps": STEPS,
+        "slow": (chance.randrange(world_size), first, last, share), "step": STEP,
     }  # fmt: skip
 
 
@@ -68,7 +63,7 @@ def started(own, environ, errors):
         return subprocess.Popen(command, env={**os.environ, **environ}, stdout=subprocess.DEVNULL, stderr=file)
 
 
-def job(plan, directory, start=started):
+def job(plan, directory):
     """Run all ranks, and return what they told."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -81,7 +76,7 @@ def job(plan, directory, start=started):
             "OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true",
         }  # fmt: skip
         own = {**plan, "rank": rank, "directory": str(directory)}
-        ranks.append(start(own, environ, directory / f"rank{rank}.err"))
+        ranks.append(started(own, environ, directory / f"rank{rank}.err"))
     deadline, codes = time.monotonic() + MOST_SECONDS, [None]
     try:
         while None in codes:
@@ -151,8 +146,7 @@ def score_slow(plan, events):
             right += 1
         else:
             pairs["none", f"slow: {event.cause}"] += 1
-    if slow_rank >= 0:
-        pairs["slow", max(causes, key=causes.__getitem__) if causes else "missed"] += 1
+    pairs["slow", max(causes, key=causes.__getitem__) if causes else "missed"] += 1
     return pairs, right, sum(causes.values())
 
 
@@ -173,84 +167,29 @@ def _contended(event, told):
     return event.cause == "steal" and any(delays[step] - delays[step - 1] >= event.seconds_lost / 2 for step in around)
 
 
-def columns(directory, world_size):
-    """Sections of each rank by step, from the journals."""
-    found = []
-    for rank in range(world_size):
-        steps = {}
-        for entry in read(directory / "perf_callbacks" / f"rank{rank}.jsonl"):
-            one = entry.record
-            if isinstance(one, Steps):
-                for place, number in enumerate(one.step):
-                    steps[number] = {
-                        name: (getattr(one, f"{name}_time") or [0.0] * len(one.step))[place] or 0.0
-                        for name in ("data", "forward", "backward", "optimizer")
-                    }
-        found.append(steps)
-    return found
-
-
-def others(plan, told, directory):
-    """NVRx's relative score and Megatron's slowest rank: for each window with faults, is one of their ranks named?"""
-    ranks = columns(directory, plan["world_size"])
-    faulty = {}
-    for rank, one in enumerate(told):
-        for step, _, _ in one["truth"]:
-            faulty.setdefault((step - 1) // WINDOW, set()).add(rank)
-    slow_rank, first, last, _ = plan["slow"]
-    counts = Counter()
-    for window in range(plan["steps"] // WINDOW):
-        steps = range(window * WINDOW + 1, (window + 1) * WINDOW + 1)
-        known = [{step: rank[step] for step in steps if step in rank} for rank in ranks]
-        if not all(known):
-            continue
-        truth = faulty.get(window, set()) | ({slow_rank} if first <= steps[0] and steps[-1] <= last else set())
-        named = set()
-        for name in ("data", "forward", "backward", "optimizer"):
-            medians = [statistics.median([one[name] for one in rank.values()]) for rank in known]
-            named |= {rank for rank, middle in enumerate(medians) if middle > 0 and min(medians) / middle < 0.75}
-        means = [statistics.mean([one["forward"] + one["data"] for one in rank.values()]) for rank in known]
-        slowest = means.index(max(means))
-        counts["windows with faults" if truth else "quiet windows"] += 1
-        if truth:
-            counts["NVRx: named a rank with a fault"] += bool(named & truth)
-            counts["Megatron: slowest rank has a fault"] += slowest in truth
-        counts["NVRx: named a rank without a fault"] += bool(named - truth)
-    return counts
-
-
 def main():
     arguments = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     arguments.add_argument("--seeds", type=int, default=20)
     arguments.add_argument("--first", type=int, default=0)
     arguments.add_argument("--ranks", type=int, choices=RANKS)
     arguments.add_argument("--door", choices=DOORS)
-    arguments.add_argument("--clean", action="store_true", help="also run without faults, and compare the losses")
     given = arguments.parse_args()
     cases = [*product([given.door] if given.door else DOORS, [given.ranks] if given.ranks else RANKS)]
-    pairs, right, peers, seconds = Counter(), 0, Counter(), Counter()
+    pairs, right, seconds = Counter(), 0, Counter()
     for seed in range(given.first, given.first + given.seeds):
         door, world_size = cases[seed % len(cases)]
         plan = plan_of(seed, door, world_size)
         with tempfile.TemporaryDirectory() as folder:
             told = job(plan, Path(folder))
             found, good, by_cause = score(plan, told, Path(folder))
-            peers += others(plan, told, Path(folder))
         pairs, right, seconds = pairs + found, right + good, seconds + by_cause
         wrong = {pair: count for pair, count in found.items() if pair[0] != pair[1] and pair != ("slow", "host")}
         pace = 1000 * statistics.median(told[0]["times"])
         print(f"seed {seed}: {door}, {world_size} ranks, {pace:.0f} ms per step", *wrong.items(), flush=True)
-        if given.clean:
-            with tempfile.TemporaryDirectory() as folder:
-                clean = job(plan_of(seed, door, world_size, clean=True), Path(folder))
-            lost = sum(told[0]["losses"].values()) - sum(clean[0]["losses"].values())
-            more = told[0]["included"] - clean[0]["included"]
-            print(f"  lost {lost:.2f} s by the events, {more:.2f} s more than without faults: {lost / more:.2f}")
-            print(f"  slowdown {told[0]['slowdown']:.3f}, without faults {clean[0]['slowdown']:.3f}", flush=True)
-    show(pairs, right, peers, seconds)
+    show(pairs, right, seconds)
 
 
-def show(pairs, right, peers, seconds):
+def show(pairs, right, seconds):
     """Print the confusion matrix, recall and precision."""
     found = [*CAUSES, "other rank", "missed"]
     print("\n| fault | " + " | ".join(found) + " |\n|---" + "|---" * len(found) + "|")
@@ -272,8 +211,6 @@ def show(pairs, right, peers, seconds):
     print("lost by the events, of the seconds that the faults took:", ", ".join(losses))
     small = {pair[1]: count for pair, count in pairs.items() if pair[0] == "small"}
     print("left out, because they took less than half a median step of a run on the busy machine:", small)
-    for name, count in sorted(peers.items()):
-        print(f"{name}: {count}")
 
 
 if __name__ == "__main__":

@@ -3,11 +3,11 @@
 import gc
 import itertools
 import math
+import random
 import statistics
 import time
-from collections.abc import Callable, Mapping
-
-from perf_callbacks.launch.cost.turns import interval
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
 
 BLOCK = 256
 """Steps of a turn: what the journal takes at once."""
@@ -18,7 +18,25 @@ in one step of 1,009."""
 
 TURN = SETTLE + BLOCK
 
+RESAMPLES = 1000
+"""Bootstrap resamples of an interval."""
+
 Switch = Callable[[], object]
+
+
+class MedianInterval(NamedTuple):
+    """A median with its 95 % confidence interval."""
+
+    median: float
+    low: float
+    high: float
+
+
+def interval(values: Sequence[float]) -> MedianInterval:
+    """Return the median of the values, with its 95 % bootstrap interval."""
+    draw = random.Random(0)
+    medians = sorted([statistics.median(draw.choices(values, k=len(values))) for _ in range(RESAMPLES)])
+    return MedianInterval(statistics.median(values), medians[RESAMPLES // 40], medians[-1 - RESAMPLES // 40])
 
 
 class Turns:

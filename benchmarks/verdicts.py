@@ -1,23 +1,12 @@
-"""Does the verdict name the cause? Real runs on a CPU, each slowed down in one way, and healthy ones.
+"""Real trainings on a CPU, each slowed down in one way, for `hidden_faults.py` and `promises.py`."""
 
-    OMP_NUM_THREADS=1 python benchmarks/verdicts.py            # 7 causes with 3 seeds each, 6 healthy runs
-    OMP_NUM_THREADS=1 python benchmarks/verdicts.py --cards    # also print the closing cards
-
-The integrations take turns. For each run: the first finding with its share, and how far the account of wall time is
-from a stopwatch around the training.
-"""
-
-import argparse
 import contextlib
-import functools
 import gc
 import io
 import json
 import logging
 import os
 import random
-import statistics
-import sys
 import tempfile
 import time
 import warnings
@@ -31,7 +20,6 @@ from perf_callbacks import PerfConfig
 
 STEPS, BATCH, LENGTH, SMALL_TENSORS = 600, 4, 64, 400
 CAUSES = ("data", "host", "recompute", "evaluation", "sync", "optimizer", "gc")
-SEEDS = 3
 DOORS = ("loop", "transformers", "lightning", "accelerate")
 WORK_SECONDS = 0.015
 
@@ -44,14 +32,14 @@ def spin(seconds):
 
 
 class Rows(Dataset):
-    def __init__(self, seed, seconds, take):
-        self.seed, self.seconds, self.take = seed, seconds, take
+    def __init__(self, seed, seconds):
+        self.seed, self.seconds = seed, seconds
 
     def __len__(self):
         return STEPS * BATCH
 
     def __getitem__(self, index):
-        self.take(self.seconds)
+        spin(self.seconds)
         ids = torch.randint(0, 512, (LENGTH,), generator=torch.Generator().manual_seed(self.seed + index))
         return {"input_ids": ids, "labels": ids}
 
@@ -59,7 +47,7 @@ class Rows(Dataset):
 class Run:
     """One training, slowed down by one cause or by none."""
 
-    def __init__(self, cause, seed, folder, *, workers=0, take=spin, device_seconds=0.0):
+    def __init__(self, cause, seed, folder, *, workers=0):
         from transformers import LlamaConfig, LlamaForCausalLM
 
         torch.manual_seed(seed)
@@ -75,21 +63,12 @@ class Run:
         if cause == "optimizer":
             self.model.small = nn.ParameterList([nn.Parameter(torch.zeros(8)) for _ in range(SMALL_TENSORS)])
             self.model.register_forward_hook(self._use_small)
-        if device_seconds:
-            self.model.register_forward_pre_hook(lambda *_: time.sleep(device_seconds))
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-4, fused=cause != "optimizer")
-        self.rows = Rows(seed, WORK_SECONDS / BATCH if cause == "data" else 0, take)
+        self.rows = Rows(seed, WORK_SECONDS / BATCH if cause == "data" else 0)
         self.workers = workers
         self.evaluated_every = 3
         self.heap = [[number] for number in range(60_000)] if cause == "gc" else []
         self.log = (folder / "log.jsonl").open("w")
-        self.began = self.seconds = 0.0
-
-    @contextlib.contextmanager
-    def stopwatch(self):
-        self.began = time.perf_counter()
-        yield
-        self.seconds = time.perf_counter() - self.began
 
     @staticmethod
     def _use_small(model, _args, out):
@@ -126,7 +105,7 @@ def loop(run):
     from perf_callbacks.loop import measure
 
     measured = measure(model=run.model, optimizer=run.optimizer, loader=run.loader, config=run.config)
-    with run.stopwatch(), measured as perf:
+    with measured as perf:
         for step, batch in enumerate(perf.loader):
             loss = run.model(**batch).loss
             loss.backward()
@@ -148,18 +127,17 @@ def accelerate(run):
     attached = attach(accelerator, run.config)
     model, optimizer, loader = accelerator.prepare(run.model, run.optimizer, run.loader)
     model.train()
-    with run.stopwatch():
-        for step, batch in enumerate(loader):
-            loss = model(**batch).loss
-            accelerator.backward(loss)
-            optimizer.step()
-            optimizer.zero_grad()
-            run.after_step(loss.detach())
-            if run.cause == "evaluation" and (step + 1) % run.evaluated_every == 0:
-                model.eval()
-                run.evaluate()
-                model.train()
-        accelerator.end_training()
+    for step, batch in enumerate(loader):
+        loss = model(**batch).loss
+        accelerator.backward(loss)
+        optimizer.step()
+        optimizer.zero_grad()
+        run.after_step(loss.detach())
+        if run.cause == "evaluation" and (step + 1) % run.evaluated_every == 0:
+            model.eval()
+            run.evaluate()
+            model.train()
+    accelerator.end_training()
     return lambda: attached.summary
 
 
@@ -169,9 +147,6 @@ def transformers(run):
     from perf_callbacks.transformers import PerfCallback
 
     class AfterStep(TrainerCallback):
-        def on_train_begin(self, *_args, **_kwargs):
-            run.began = time.perf_counter()  # `train` collects garbage and makes loaders before
-
         def on_step_end(self, *_args, **_kwargs):
             if run.cause in {"host", "gc"}:
                 run.after_step(None)
@@ -206,8 +181,7 @@ def transformers(run):
         optimizers=(run.optimizer, None),
         callbacks=[callback, AfterStep()],
     )
-    with run.stopwatch():
-        trainer.train()
+    trainer.train()
     return lambda: callback.summary
 
 
@@ -250,8 +224,7 @@ def lightning(run):
     )
     evaluated = DataLoader(run.rows, batch_size=BATCH) if evaluating else None
     module, loader = Module(), run.loader
-    with run.stopwatch():
-        trainer.fit(module, loader, evaluated)
+    trainer.fit(module, loader, evaluated)
     return lambda: callback.summary
 
 
@@ -259,7 +232,7 @@ TRAIN = {"loop": loop, "accelerate": accelerate, "transformers": transformers, "
 
 
 def train(door, cause, seed, **options):
-    """Train, and return the summary, the seconds by a stopwatch and what was printed."""
+    """Train, and return the summary and what was printed."""
     with tempfile.TemporaryDirectory() as folder:
         run = Run(cause, seed, Path(folder), **options)
         printed = io.StringIO()
@@ -267,58 +240,7 @@ def train(door, cause, seed, **options):
             summary = TRAIN[door](run)
         run.log.close()
         card = printed.getvalue()
-        return summary(), run.seconds, card[card.rfind("perf_callbacks: ") :]
-
-
-def told(summary):
-    if not summary.findings:
-        return "nothing", 0.0
-    return summary.findings[0].cause, summary.findings[0].share or 0.0
-
-
-def account_error(summary, seconds):
-    return abs(sum(summary.wall_seconds.values()) / seconds - 1)
-
-
-def injected(cards, first):
-    right, errors = 0, []
-    print(
-        "| integration | seed | injected | first finding | share | account, seconds | stopwatch |\n" + 7 * "|---" + "|"
-    )
-    for number, cause in enumerate(CAUSES):
-        for seed in range(first, first + SEEDS):
-            door = DOORS[(number + seed) % len(DOORS)]
-            summary, seconds, card = train(door, cause, seed)
-            found, share = told(summary)
-            right += found == cause
-            errors.append(account_error(summary, seconds))
-            wall = sum(summary.wall_seconds.values())
-            print(f"| {door} | {seed} | {cause} | {found} | {share:.0%} | {wall:.2f} | {seconds:.2f} |", flush=True)
-            if cards:
-                print(card)
-    print(f"\nThe first finding is the injected cause in {right} of {len(CAUSES) * SEEDS} runs.")
-    print(f"Account against stopwatch: at most {max(errors):.1%} apart, median {statistics.median(errors):.1%}.\n")
-
-
-def healthy(cards):
-    print("| integration | workers | largest finding | share | account, seconds | stopwatch |\n" + 6 * "|---" + "|")
-    for number, door in enumerate((*DOORS, "loop", "transformers")):
-        workers = int(number >= len(DOORS))
-        summary, seconds, card = train(door, "", 10 + number, workers=workers)
-        found, share = told(summary)
-        wall = sum(summary.wall_seconds.values())
-        print(f"| {door} | {workers} | {found} | {share:.1%} | {wall:.2f} | {seconds:.2f} |", flush=True)
-        if cards:
-            print(card)
-    print()
-
-
-def sentences():
-    """What the verdict says of the plain loop, for comparison with other tools: see `verdicts_traceml.py`."""
-    for cause in (*CAUSES, ""):
-        card = train("loop", cause, 0)[2]
-        verdict = " ".join(line.strip() for line in card.splitlines()).removeprefix("perf_callbacks: ")
-        print(f"| {cause or 'none'} | {verdict.partition(' also: ')[0].partition(f' {STEPS} steps,')[0]} |", flush=True)
+        return summary(), card[card.rfind("perf_callbacks: ") :]
 
 
 def prepare(doors=DOORS):
@@ -329,25 +251,3 @@ def prepare(doors=DOORS):
     os.environ["TQDM_DISABLE"] = "1"
     for door in doors:  # what a first fit imports is not the cause of anything
         train(door, "", 99)
-
-
-def main():
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--cards", action="store_true")
-    parser.add_argument("--only", choices=("injected", "healthy", "sentences"))
-    parser.add_argument("--first-seed", type=int, default=0)
-    arguments = parser.parse_args()
-    first = arguments.first_seed
-    prepare()
-    parts = {
-        "injected": functools.partial(injected, arguments.cards, first),
-        "healthy": functools.partial(healthy, arguments.cards),
-        "sentences": sentences,
-    }
-    for name, part in parts.items():
-        if arguments.only == name or (arguments.only is None and name != "sentences"):
-            part()
-
-
-if __name__ == "__main__":
-    sys.exit(main())

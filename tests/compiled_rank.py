@@ -190,4 +190,4 @@ def main(directory, kind):
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    main(*sys.argv[1:3])

@@ -12,6 +12,7 @@ import threading
 from collections.abc import Iterator
 
 import pytest
+from sampling import DAY
 
 try:
     import torch
@@ -44,6 +45,10 @@ def pytest_runtest_setup() -> None:
     for name in {*os.environ} - FROM_OUTSIDE:
         if name.startswith(("ACCELERATE_", "PL_")):
             del os.environ[name]
+
+
+def pytest_report_header() -> str:
+    return f"crossed cases: TESTS_DAY={DAY}"
 
 
 def _process() -> dict[str, object]:
@@ -135,6 +140,7 @@ def _nothing_is_compiled() -> None:
 
 
 if torch is None:  # other Pythons have no framework: what needs one is skipped there
+    collect_ignore = ["integrations"]
     NEEDED = {"accelerate", "lightning", "numpy", "torch", "transformers"}
 
     @pytest.hookimpl(wrapper=True)

@@ -3,7 +3,7 @@
 from typing import NamedTuple
 
 from perf_callbacks.flops.calculator import conventions
-from perf_callbacks.flops.calculator.conventions import BY_NAME, ConventionWork
+from perf_callbacks.flops.calculator.conventions import ConventionWork
 
 
 class StepFlops(NamedTuple):
@@ -13,4 +13,4 @@ class StepFlops(NamedTuple):
 
 def step_flops(architecture, batch, seq, *, convention="matmul", **options):
     work = ConventionWork(batch=batch, seq=seq, **options)
-    return StepFlops(*conventions.step_flops(BY_NAME[convention], architecture, work))
+    return StepFlops(*conventions.step_flops(convention, architecture, work))

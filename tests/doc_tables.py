@@ -12,7 +12,6 @@ from perf_callbacks.flops.peaks.device_peaks import DEVICES
 from perf_callbacks.journal import Record
 from perf_callbacks.kernel.records.codec import NAMES
 from perf_callbacks.kernel.records.metric_table import METRICS
-from perf_callbacks.kernel.records.term_table import TERMS
 from perf_callbacks.report.figure_table import FIGURES
 
 DOCS = Path(__file__).parents[1] / "docs"
@@ -30,11 +29,6 @@ def metrics():
         (f"`{metric.key}`", metric.unit, metric.meaning, metric.left_out, ", ".join(metric.needs)) for metric in METRICS
     ]
     return table(("metric", "unit", "meaning", "not counted", "needs"), *rows)
-
-
-def terms():
-    """The glossary of `docs/metrics.md`."""
-    return table(("word", "meaning"), *[(term.name, term.meaning) for term in TERMS])
 
 
 def figures():
@@ -83,7 +77,7 @@ def command_help(name):
 
 
 TABLES = {
-    "metrics.md": (metrics, terms),
+    "metrics.md": (metrics,),
     "journal.md": (records,),
     "peaks.md": (peaks,),
     "report.md": (figures,),

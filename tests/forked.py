@@ -14,10 +14,10 @@ import subprocess
 import sys
 import time
 import types
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from launching import TESTS, program_environ
+from launching import TESTS, free_port, program_environ, rank_environ
 
 
 class Forked:
@@ -78,6 +78,35 @@ def run(script, *words, imports, directory, **environ):
     finally:
         process.kill()
     return status, output.read_text(), errors.read_text()
+
+
+@contextmanager
+def ranks(script, *words, imports, directory, environ=lambda _: {}):
+    """Start a script as both ranks of a job, each told its number last. None outlives the block."""
+    port = free_port()
+    processes = [
+        start(
+            script,
+            *map(str, words),
+            str(rank),
+            imports=imports,
+            environ=rank_environ(rank, 2, port) | environ(rank),
+            output=directory / f"rank{rank}.out",
+            errors=directory / f"rank{rank}.err",
+        )
+        for rank in range(2)
+    ]
+    try:
+        yield processes
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+
+
+def said(directory):
+    """All that the ranks have written to their outputs."""
+    return [path.read_text() for path in sorted([*directory.glob("rank*.out"), *directory.glob("rank*.err")])]
 
 
 @functools.cache

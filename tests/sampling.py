@@ -1,8 +1,18 @@
 """Samples of crossed cases."""
 
 import itertools
+import os
+import time
 
 import pytest
+
+# Processes that run a part of the tests inherit it: all have the same cases, at midnight too.
+DAY = os.environ.setdefault("TESTS_DAY", str(int(time.time()) // 86_400))
+
+
+def of_the_day(rows):
+    """A tenth of the rows. Ten days in a row have them all, and so has `TESTS_DAY=all`."""
+    return [*rows] if DAY == "all" else [*rows][int(DAY) % 10 :: 10]
 
 
 def sampled(cases, *dimensions):
@@ -16,12 +26,13 @@ def sampled(cases, *dimensions):
 
 
 def crossed(cases, others):
-    """All pairs. Each case has one quick pair, for which the other values take turns; the rest are slow."""
-    return [
-        pytest.param(case, value, id=f"{told}-{name}", marks=[pytest.mark.slow] * (number % len(others) != place))
-        for number, (told, case) in enumerate(_told(cases))
-        for place, (name, value) in enumerate(_told(others))
-    ]
+    """One quick pair of each case, for which the other values take turns, and as slow tests the day's of the rest."""
+    quick, slow = [], []
+    for number, (told, case) in enumerate(_told(cases)):
+        for place, (name, value) in enumerate(_told(others)):
+            pairs, marks = (quick, []) if number % len(others) == place else (slow, [pytest.mark.slow])
+            pairs.append(pytest.param(case, value, id=f"{told}-{name}", marks=marks))
+    return quick + of_the_day(slow)
 
 
 def half_slow(rows):

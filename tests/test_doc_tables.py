@@ -4,23 +4,18 @@ import sys
 
 import pytest
 from doc_tables import DOCS, TABLES, with_commands
+from rows import each_row
 
 from perf_callbacks.kernel.records.metric_table import METRICS
-from perf_callbacks.kernel.records.term_table import TERMS
 
 
-@pytest.mark.parametrize(("page", "rows"), [(page, rows) for page, tables in TABLES.items() for rows in tables])
+@each_row(("page", "rows"), [(page, rows) for page, tables in TABLES.items() for rows in tables])
 def test_a_page_has_the_table_of_its_registry(page, rows):
     assert rows() in (DOCS / page).read_text(encoding="utf-8"), "run `make tables`"
 
 
 def test_each_metric_stands_once():
     assert len({metric.key for metric in METRICS}) == len(METRICS)
-
-
-def test_each_form_of_a_word_has_one_meaning():
-    forms = [form for term in TERMS for form in (term.name, *term.forms)]
-    assert len({*forms}) == len(forms)
 
 
 @pytest.mark.skipif(sys.version_info >= (3, 13), reason="argparse writes its help in another form")

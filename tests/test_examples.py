@@ -6,6 +6,7 @@ import pytest
 from forked import run
 from jobs import IMPORTS
 from launching import python
+from rows import each_row
 from tiny import records
 
 from perf_callbacks.kernel.records.fit_records import Summary
@@ -39,7 +40,7 @@ def test_an_example_runs_and_says_what_it_measured(tmp_path, example):
         assert "longest for rank 1: waiting for data" in " ".join(output.split())
 
 
-@pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
+@each_row("example", EXAMPLES)
 def test_an_example_is_under_forty_lines(example):
     assert len(example.read_text(encoding="utf-8").splitlines()) < 40
 

@@ -57,6 +57,7 @@ def test_the_test_before_would_notice(brought_along):
     assert brought_along("import perf_callbacks.loop") >= {"torch"}
 
 
+@pytest.mark.needs_torch
 def test_the_loop_door_brings_what_torch_brings(brought_along):
     with_torch = brought_along("import torch", before="torch._dynamo")
     assert brought_along("import perf_callbacks.loop", before="torch._dynamo") == with_torch
@@ -75,6 +76,7 @@ def test_every_public_name_is_there():
     assert all(hasattr(perf_callbacks, name) for name in perf_callbacks.__all__)
 
 
+@pytest.mark.needs_torch
 @pytest.mark.parametrize(
     "path",
     [

@@ -92,7 +92,9 @@ assert main(["check"]) == 0
 
 
 @pytest.mark.parametrize(
-    ("imports", "script"), [("json", TORCH_FREE), ("torch._dynamo", WITH_TORCH)], ids=["bare", "torch"]
+    ("imports", "script"),
+    [("json", TORCH_FREE), pytest.param("torch._dynamo", WITH_TORCH, marks=pytest.mark.needs_torch)],
+    ids=["bare", "torch"],
 )
 def test_what_other_systems_lack_is_not_needed(tmp_path, imports, script):
     (tmp_path / "acc.yaml").write_text("a: 1\n")

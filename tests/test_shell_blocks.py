@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from rows import each_row
 
 from perf_callbacks.commands import parser, run
 from perf_callbacks.kernel.settings.config import PerfConfig
@@ -37,7 +38,7 @@ def commands():
                     words = words[cut + 1 :]
 
 
-@pytest.mark.parametrize("words", [*commands()])
+@each_row("words", [*commands()])
 def test_a_command_names_what_exists(words):
     words = words[words[0] == "export" :]
     while re.fullmatch(r"[A-Z_]+=.*", words[0] if words else ""):
@@ -54,7 +55,7 @@ def test_a_command_names_what_exists(words):
         assert [word for word in words[2:] if word.startswith("--") and f'"{word.partition("=")[0]}"' not in text] == []
 
 
-@pytest.mark.parametrize(
+@each_row(
     "text",
     [pytest.param(block, id=f"{page.stem} {n}") for page in PAGES for n, block in enumerate(blocks(page, "yaml"))],
 )

@@ -67,8 +67,10 @@ def test_without_torch_the_package_imports_and_a_door_says_what_is_missing(wheel
     shutil.copytree(Path(msgspec.__file__).parent, next((tmp_path / "env").rglob("site-packages")) / "msgspec")
     assert run(python, "-c", "import perf_callbacks; print(perf_callbacks.PerfConfig().gc)").stdout == "sync\n"
     calculator = str(tmp_path / "env" / "bin" / "perf-callbacks")
-    assert run(calculator, "flops", "--params", "1e9", "--seq", "1", "--batch", "1").stdout.startswith(
-        "model: 1,000,000,000"
+    assert (
+        run(calculator, "flops", "--params", "1e9", "--seq", "1", "--batch", "1")
+        .stdout.lstrip()
+        .startswith("model FLOPs")
     )
     assert "No module named 'torch'" in run(python, "-c", "import perf_callbacks.loop").stderr
 

@@ -25,7 +25,6 @@ PEAKS = {torch.bfloat16: DENSE_BF16, torch.float32: 67e12}
 """FLOP/s that these data sheets promise, by the format of the weights. TF32 is off."""
 
 NEEDS_CUDA = "needs CUDA"
-NEEDS_TWO = "skipped: needs two GPUs"
 
 Row = tuple[str, ...]
 After = Callable[[int], object]
@@ -43,8 +42,6 @@ class Bench:
     device: torch.device
     quick: bool
     directory: Path
-    second: torch.device | None = None
-    """Another device of the same kind. None: the machine has none."""
     allowance: Allowance = field(default_factory=Allowance)
 
     @property
@@ -64,9 +61,8 @@ class Bench:
         return quick if self.quick else whole
 
     def synchronize(self) -> None:
-        for place in (self.device, self.second):
-            if place is not None and self.module is not None:
-                self.module.synchronize(place)
+        if self.module is not None:
+            self.module.synchronize(self.device)
 
     def stamp(self) -> Any:
         """A point in time on the current stream of the device under test; without a GPU, on the host's clock."""

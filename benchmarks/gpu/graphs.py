@@ -9,7 +9,6 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import nn
 
 from gpu.bench import NEEDS_CUDA, Bench, Row, attempted, one_line, records
 from gpu.models import Stack
@@ -50,10 +49,8 @@ def captures(bench: Bench) -> Iterator[Row]:
     if not bench.cuda:
         yield "all of these", "", f"{NEEDS_CUDA}: a stand-in computes each replay anew"
     kinds = {"whole step": True, "forward and backward": False}
-    for kind in bench.allowance.each([*kinds, "make_graphed_callables"]):
-        whole = kinds.get(kind)
-        rows = partial(_callables, bench, kind) if whole is None else partial(_captured, bench, kind, whole=whole)
-        yield from attempted(bench, kind, rows)
+    for kind, whole in bench.allowance.each([*kinds.items()]):
+        yield from attempted(bench, kind, partial(_captured, bench, kind, whole=whole))
 
 
 def _captured(bench: Bench, kind: str, *, whole: bool) -> Iterator[Row]:
@@ -132,34 +129,3 @@ def _capture(bench: Bench, step: Step) -> Step:
         with sys.modules["simulated_device"].DEVICE.capture():
             step()
     return step
-
-
-def _callables(bench: Bench, kind: str) -> Iterator[Row]:
-    for name, config in (("without the callback", None), ("with the callback", bench.config())):
-        yield kind, name, _graphed_callables(bench, config)
-
-
-def _graphed_callables(bench: Bench, config: PerfConfig | None) -> str:
-    """Train a model that torch makes into graphs in its third step."""
-    wide = bench.pick(1024, 32)
-    with bench.device:
-        model = nn.Sequential(nn.Linear(wide, wide), nn.ReLU(), nn.Linear(wide, wide))
-        x = torch.randn(wide, wide)
-    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
-    loader = [x] * bench.pick(20, 6)
-    perf = measure(model=model, optimizer=optimizer, loader=loader, config=config or bench.config())
-    measured: Any = contextlib.nullcontext() if config is None else perf
-    try:
-        with contextlib.redirect_stdout(None), measured:
-            for number, batch in enumerate(loader if config is None else perf.loader):
-                if number == WARM and bench.cuda:
-                    bench.synchronize()
-                    torch.cuda.make_graphed_callables(model, (torch.randn_like(x),))
-                model(batch).square().mean().backward()
-                optimizer.step()
-                optimizer.zero_grad()
-            bench.synchronize()
-    except Exception as error:  # noqa: BLE001 the error is the result
-        return one_line(error)
-    summary = None if config is None else perf.summary
-    return "succeeds" if summary is None else f"succeeds; {summary.steps} steps, {summary.lost_steps} lost"

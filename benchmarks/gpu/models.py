@@ -44,22 +44,6 @@ class Stack(nn.Module):
         return SimpleNamespace(loss=self.layers(x).float().square().mean())
 
 
-class Halves(nn.Module):
-    """Square linear layers, the first half on one device and the second half on another."""
-
-    def __init__(self, layers: int, wide: int, places: tuple[torch.device, torch.device]) -> None:
-        super().__init__()
-        self.places = places
-        first, second = (
-            nn.Sequential(*[nn.Linear(wide, wide, bias=False, device=place) for _ in range(layers // 2)])
-            for place in places
-        )
-        self.first, self.second = first, second
-
-    def forward(self, x: torch.Tensor) -> SimpleNamespace:
-        return SimpleNamespace(loss=self.second(self.first(x).to(self.places[1])).square().mean())
-
-
 def stack(bench: Bench, layers: int, wide: int, rows: int, dtype: torch.dtype = torch.bfloat16) -> Case:
     """The data need no gradient, so that the first layer has one product less."""
     with bench.device:

@@ -26,7 +26,7 @@ def machine(bench: Bench) -> Iterator[Row]:
     under_test = device.of(bench.device)
     yield "torch", torch.__version__
     yield "CUDA, as torch was built", str(torch.version.cuda or NEEDS_CUDA)
-    yield "device", f"{under_test.name}, {bench.device}; second device: {bench.second or 'none'}"
+    yield "device", f"{under_test.name}, {bench.device}"
     yield "features, as the package knows them", str(under_test.features()).replace("|", "/")
     if not bench.cuda:
         yield "driver, clock, best product", NEEDS_CUDA

@@ -8,6 +8,7 @@ import threading
 
 import pytest
 import torch
+from rows import each_row
 from torch.utils.data import DataLoader, Dataset
 
 from perf_callbacks import PerfConfig
@@ -178,8 +179,8 @@ def test_a_look_that_fails_ends_the_looks_alone(monkeypatch):
 PLACES = {"loss": "forward", "hook": "backward", "clip": "optimizer", "update": "optimizer"}
 
 
-@pytest.mark.parametrize("work", [look, spin])
-@pytest.mark.parametrize("place", PLACES)
+@each_row("work", [look, spin])
+@each_row("place", PLACES)
 def test_slow_code_of_the_program_within_a_stage(place, work):
     summary = train(**{place: work})
     said = rf"Python code in {PLACES[place]} took .* mostly at test_busy_lines\.py:\d+ `{work.__name__}`"

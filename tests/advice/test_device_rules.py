@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 from advised import PLAIN, WORK, found, machine, summary
+from rows import each_row
 
 from perf_callbacks.advice.facts import Facts
 from perf_callbacks.flops.peaks.peak_rates import lookup
@@ -129,7 +130,7 @@ def test_the_cause_that_costs_most_is_named():
     assert found("throttle", Facts(readings=readings), summary(), CUDA).evidence.startswith("Heat ")
 
 
-@pytest.mark.parametrize("case", SILENT)
+@each_row("case", SILENT)
 def test_it_is_silent(case):
     cause, facts, of, on = SILENT[case]
     assert found(cause, facts, of, on) is None
@@ -186,7 +187,7 @@ def test_a_faster_format_is_no_finding_where_the_device_waits_for_the_host():
 WAVES = replace(LLAMA, products=(("aten::mm", "[13952, 4096] x [4096, 256]", "bfloat16", 60),))
 
 
-@pytest.mark.parametrize(
+@each_row(
     "changes",
     [
         {"multiprocessors": 109},

@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 from advised import PLAIN, copy, findings, found, machine, profile, summary
 from profiled_cases import BETWEEN, CPU, CUDA, DDP, FUSIBLE, LATE, READS, RUN, SLOW_CODE, profiled, reduced
+from rows import each_row
 
 from perf_callbacks.advice.compilations import Compilations
 from perf_callbacks.advice.facts import Facts
@@ -51,7 +52,7 @@ SILENT = {
 }
 
 
-@pytest.mark.parametrize("case", SILENT)
+@each_row("case", SILENT)
 def test_no_finding(case):
     facts, of, on = SILENT[case]
     assert findings(on, facts, of) == ()

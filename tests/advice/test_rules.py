@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 from advised import PLAIN, STAGES, WORK, findings, found, machine, summary
+from rows import each_row
 
 from perf_callbacks.advice import step_blocks
 from perf_callbacks.advice.compilations import Compilations
@@ -166,7 +167,7 @@ def test_more_workers_are_advised_where_those_there_are_too_slow():
 BURSTS = Facts(workers=2, calm_share=0.8, burst_seconds=3.0, widths=EXACT)
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("changes", "on", "remedy"),
     [
         ({}, {}, "DataLoader(num_workers=2, prefetch_factor=4)"),
@@ -189,7 +190,7 @@ def test_waits_in_bursts_need_batches_in_advance(changes, on, remedy):
     assert finding.low < finding.share
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("available", "ranks", "taken", "workers", "said"),
     [
         (40e9, 1, 0.0, 4, None),
@@ -231,9 +232,9 @@ def test_on_an_accelerator_computing_takes_one_cpu():
     assert found("data", Facts(workers=0, threads=2), summary(data=1.0), on).share == 0.5
 
 
-@pytest.mark.parametrize("load", [0.2, 0.9, 1.5, 4.0])
-@pytest.mark.parametrize("launch", [0.01, 0.3])
-@pytest.mark.parametrize("syncs", [True, False])
+@each_row("load", [0.2, 0.9, 1.5, 4.0])
+@each_row("launch", [0.01, 0.3])
+@each_row("syncs", [True, False])
 def test_on_a_device_workers_save_its_idle_time_at_most(load, launch, syncs):
     """A device computes for a second per step. The host loads, launches, and perhaps waits for the device."""
     step = load + max(1.0, launch) if syncs else max(load + launch, 1.0)
@@ -250,7 +251,7 @@ def test_a_wait_of_nothing_is_no_finding():
     assert found("data", of=summary(data=0.002)) is None
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("facts", "share"),
     [
         ({}, 0.448 / 1.5),
@@ -419,7 +420,7 @@ def test_garbage_is_collected_for_long(setting, asked, scheduled, promise):
     assert ((finding.low, finding.share), named in finding.remedy) == (ends, True)
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("made", "garbage", "named"),
     [
         (7_000_000, 17, "objects that are no longer used"),
@@ -484,7 +485,7 @@ def test_advice_that_needs_no_run(facts, cause):
     assert findings(machine(), Facts(threads=8)) == ()
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("threads", "left", "advised"),
     [
         (8, 2.2, 2),
@@ -558,7 +559,7 @@ def test_more_threads_are_advised_where_most_cpus_are_idle():
     assert (finding.cause, finding.share, "OMP_NUM_THREADS=7" in finding.remedy) == ("host", None, True)
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("facts", "of", "on"),
     [
         (replace(FEW, threads=4), summary(), machine()),  # half of the CPUs: hyperthreads, or workers

@@ -3,6 +3,7 @@
 import random
 
 import pytest
+from rows import each_row
 
 from perf_callbacks.advice.step_blocks import CHUNK, FEWEST, MOST, STAGES, StepBlocks
 from perf_callbacks.kernel.records.fit_records import Steps
@@ -64,7 +65,7 @@ def test_steps_that_become_longer_are_a_drift_of_a_stage(number):
     assert found.share == pytest.approx(1 - 1.0625 / 1.25, abs=0.02)
 
 
-@pytest.mark.parametrize(
+@each_row(
     "steps",
     [
         [0.5 - 0.5 * place / 400 for place in range(400)],  # shorter and shorter
@@ -74,7 +75,6 @@ def test_steps_that_become_longer_are_a_drift_of_a_stage(number):
         [0.0] * 100 + [0.5] * 300,  # a fast beginning
         [0.0] * 200 + [0.5] * 200,  # from a moment on
     ],
-    ids=["shorter", "a little", "the end", "at times", "the beginning", "a level"],
 )
 def test_other_changes_are_no_drift(steps):
     assert facts(*steps)["drift"] is None

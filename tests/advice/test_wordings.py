@@ -8,10 +8,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import profiled_cases
-import pytest
 from advised import PLAIN, WORK, found, machine, summary
 from doc_tables import DOCS
 from profiled_cases import ACCELERATE, GRPO, LIGHTNING, TRAINER
+from rows import each_row
 from snapshots import matches
 
 from perf_callbacks.advice import table
@@ -392,7 +392,7 @@ def causes(rule):
     return {finding.cause for finding in findings if finding is not None}
 
 
-@pytest.mark.parametrize("rule", table.RULES, ids=lambda rule: rule.__name__)
+@each_row("rule", table.RULES)
 def test_every_rule_has_a_wording_in_the_snapshot(rule):
     assert causes(rule)
 

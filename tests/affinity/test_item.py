@@ -9,6 +9,7 @@ import threading
 from pathlib import Path
 
 import pytest
+from rows import each_row
 
 import perf_callbacks
 from perf_callbacks import PerfConfig
@@ -30,7 +31,7 @@ def decided(affinity="auto", **changes):
     return row.status, row.before, row.after, row.why
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("affinity", "changes", "row"),
     [
         ("auto", {}, ("applied", "CPUs 0-7", "CPUs 4-7", ON_NODE_1)),

@@ -8,6 +8,7 @@ from threading import Thread
 import msgspec
 import pytest
 from fakes import a_run
+from rows import each_row
 
 from perf_callbacks.baseline import ledger
 from perf_callbacks.baseline.ledger import LedgerLine
@@ -52,9 +53,7 @@ def test_short_runs_earlier_attempts_and_the_run_itself_do_not_count(tmp_path):
     assert [line.run.attempt for line in ledger.last(lines, "k", 5, besides="now")] == [2]
 
 
-@pytest.mark.parametrize(
-    "changed", [{"model": "Mistral"}, {"parameters": 7}, {"batch": 2}, {"device": "cuda"}, {"world_size": 2}]
-)
+@each_row("changed", [{"model": "Mistral"}, {"parameters": 7}, {"batch": 2}, {"device": "cuda"}, {"world_size": 2}])
 def test_another_model_batch_or_device_is_another_program(changed):
     assert ledger.key(a_run(program="a.py")) != ledger.key(a_run(program="a.py", **changed))
 

@@ -3,8 +3,9 @@
 from dataclasses import replace
 
 import pytest
+from rows import each_row
 
-from perf_callbacks.baseline.standing import against_rate, line, standing
+from perf_callbacks.baseline.standing import line, standing
 from perf_callbacks.report.run_figures import RunFigures
 
 
@@ -58,7 +59,7 @@ def test_a_single_run_has_no_spread(number):
     assert standing(a_run(1.0), LAST[:number]) is None
 
 
-@pytest.mark.parametrize(
+@each_row(
     "changed",
     [
         {"parameters": 500},
@@ -100,25 +101,6 @@ def test_times_of_a_stage_that_no_run_has_are_left_out(value):
 def test_names_of_a_foreign_line_have_no_control_characters():
     last = [replace(one, versions={"torch": "2.14\x1b[2J"}) for one in LAST]
     assert "torch 2.14?[2J -> 2.15" in line(standing(a_run(0.132, torch="2.15"), last))
-
-
-def test_a_rate_is_a_baseline():
-    found = against_rate(a_run(0.1), 100.0)
-    assert line(found) == "perf_callbacks: 25.0 % slower than the baseline of 100 samples/s per device."
-    assert against_rate(a_run(0.1), 80.0) is None
-    assert against_rate(a_run(0.1, devices=2), 40.0) is None
-    assert not against_rate(a_run(0.1), 40.0).slower
-
-
-def test_a_rate_per_device_knows_the_ranks_that_share_samples():
-    assert against_rate(a_run(0.1, world_size=4, data_parallel=2), 40.0) is None  # 80 samples/s for each two ranks
-    assert against_rate(a_run(0.1, world_size=4, data_parallel=4), 40.0).change.change == pytest.approx(-0.5)
-    assert against_rate(a_run(0.1, world_size=4), 40.0) is None  # unknown
-
-
-@pytest.mark.parametrize("value", [0.0, -5.0, float("nan"), float("inf")])
-def test_a_rate_that_no_run_has_is_no_baseline(value):
-    assert against_rate(a_run(0.1), value) is None
 
 
 def test_many_new_versions_are_counted_and_four_are_named():

@@ -15,6 +15,8 @@ from perf_callbacks.commands import autoload as command, main, status
 from perf_callbacks.launch import accelerate_config
 
 SOURCE = str(Path(perf_callbacks.__file__).parents[1])
+pytestmark = pytest.mark.needs_torch
+
 ARMED = "import sys; print('perf_callbacks.autoload' in sys.modules, 'perf_callbacks' in sys.modules)"
 
 

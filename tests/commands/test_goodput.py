@@ -2,17 +2,21 @@
 
 import json
 import time
+from pathlib import Path
 
 import pytest
 from attempt_histories import a_journal
 from fakes import a_run
 from journals import a_summary, write as write_ranks
+from snapshots import matches
 
 from perf_callbacks.commands import main
 from perf_callbacks.kernel.records import interim
 from perf_callbacks.kernel.records.codec import Entry, encode
 from perf_callbacks.kernel.records.fit_records import Span
 from perf_callbacks.kernel.records.machine_records import Use
+
+PRINTED = Path(__file__).with_name("printed")
 
 
 def write(folder, *journals, rank=0):
@@ -57,28 +61,7 @@ def two_attempts(**changes):
 def test_text(tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     write(tmp_path, *two_attempts())
-    assert told(capsys, tmp_path, "--price", "2.5") == (
-        "20.7% of 29.0 s bought progress; 12.0 s were downtime.\n"
-        "ETTR 0.276 over 2 attempts: 8 steps survive, at least 2 were rolled back.\n"
-        "Money: 0.02 at 2.5 per device-hour, 2.52 per million tokens.\n"
-        "Energy of rank 0's device: 1.20 kJ, 150 mJ per token.\n"
-        "\n"
-        "  productive    6.0 s  20.7%\n"
-        "  data          2.0 s   6.9%\n"
-        "  rolled back   2.0 s   6.9%\n"
-        "  startup       3.5 s  12.1%\n"
-        "  restore       1.5 s   5.2%\n"
-        "  checkpoint    2.0 s   6.9%\n"
-        "  downtime     12.0 s  41.4%\n"
-        "\n"
-        "  attempt  from step  devices  down before  lasted  steps  rolled back  end\n"
-        "        1          0        1                9.0 s      4          ≥ 2  killed\n"
-        "        2          2        1       12.0 s   8.0 s      6               ended\n"
-        "\n"
-        "Rolled back after a crash or a kill: at least 2 steps.\n"
-        "At least: the last seconds before a kill, and steps after a journal was full,\n"
-        "  are not on disk.\n"
-    )
+    assert matches(PRINTED / "goodput.txt", told(capsys, tmp_path, "--price", "2.5"))
 
 
 def test_json(tmp_path, capsys):

@@ -2,11 +2,13 @@
 
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from fakes import a_run
 from flops.test_conventions_counted import SMALL
 from journals import COUNT as SHOWN
+from snapshots import matches
 from tiny import unwrapped
 
 from perf_callbacks.commands import main
@@ -14,6 +16,7 @@ from perf_callbacks.kernel.records.codec import Entry, encode
 from perf_callbacks.kernel.records.machine_records import Memory, OutOfMemory, Use
 from perf_callbacks.kernel.records.module_records import ModuleWork
 
+PRINTED = Path(__file__).with_name("printed")
 PARTS = Memory(
     step=2,
     device="cuda",
@@ -43,40 +46,12 @@ def test_parts_and_a_leak_are_shown_for_each_rank(tmp_path, capsys):
     growing = [Use(step=10 * place, resident_gb=3.0 + place / 18, anonymous_gb=2.0 + place / 36) for place in range(36)]
     journal(tmp_path, [PARTS, *growing])
     journal(tmp_path, [Memory(step=2, device="cpu", weights_gb=0.001), *growing[:2]], rank=1)
-    assert told(capsys, tmp_path) == (
-        "rank 0, step 2, on cuda\n"
-        "  weights        2.00 GB   20.0%\n"
-        "  gradients      2.00 GB   20.0%\n"
-        "  optimizer      4.00 GB   40.0%\n"
-        "  activations    1.50 GB   15.0%\n"
-        "  temporary       250 MB    2.5%\n"
-        "  context         500 MB\n"
-        "  peak           10.0 GB\n"
-        "  activations and temporary memory: the tensors that the counted step made\n"
-        "  host memory: from 3.00 GB to 4.94 GB, slope +20.000 GB per hour\n"
-        "  without pages of files +10.000 GB per hour, 2.78 MB per step: a leak, it\n"
-        "    doesn't level off\n"
-        "rank 1, step 2, on cpu\n"
-        "  weights        1.00 MB\n"
-        "  gradients            —\n"
-        "  optimizer            —\n"
-        "  activations          —\n"
-        "  temporary            —\n"
-        "  peak                 —\n"
-        "  activations and temporary memory are unknown: no step was counted\n"
-        "  host memory: from 3.00 GB to 3.06 GB\n"
-        "  too few `use` records for a slope: at least 3 minutes are needed\n"
-    )
+    assert matches(PRINTED / "memory.txt", told(capsys, tmp_path))
 
 
 def test_a_clean_run_has_no_leak(tmp_path, capsys):
     journal(tmp_path, [Use(step=place, resident_gb=3.0, anonymous_gb=2.0) for place in range(40)])
-    assert told(capsys, tmp_path) == (
-        "rank 0: no `memory` record: the fit ended before its third step, or an older\n"
-        "    version wrote it\n"
-        "  host memory: from 3.00 GB to 3.00 GB, slope +0.000 GB per hour\n"
-        "  without pages of files +0.000 GB per hour: no leak\n"
-    )
+    assert matches(PRINTED / "memory-clean.txt", told(capsys, tmp_path))
 
 
 @pytest.mark.parametrize(("anonymous", "leak"), [(2.0, False), (None, None)])
@@ -91,33 +66,7 @@ def test_pages_of_files_are_no_leak(tmp_path, capsys, anonymous, leak):
 
 def test_json(tmp_path, capsys):
     journal(tmp_path, [PARTS])
-    assert json.loads(told(capsys, tmp_path, "--json")) == [
-        {
-            "rank": 0,
-            "step": 2,
-            "device": "cuda",
-            "source": "operations",
-            "gb": {
-                "weights": 2.0,
-                "gradients": 2.0,
-                "optimizer": 4.0,
-                "activations": 1.5,
-                "temporary": 0.25,
-                "context": 0.5,
-                "peak": 10.0,
-            },
-            "resident_gb": None,
-            "resident_gb_per_hour": None,
-            "anonymous_gb_per_hour": None,
-            "leak": None,
-            "micro_batch": None,
-            "fitting_micro_batch": None,
-            "wanted_micro_batch": None,
-            "layers": None,
-            "layers_to_checkpoint": None,
-            "out_of_memory": None,
-        }
-    ]
+    assert matches(PRINTED / "memory.json", told(capsys, tmp_path, "--json"))
 
 
 @pytest.mark.parametrize("contents", [None, "", "no\n"])

@@ -114,13 +114,16 @@ def test_a_process_of_this_machine_decides_about_life(tmp_path, capsys):
         assert [("Not killed" in text, " is gone: " in text) for text in sentences] == expected_words, about
 
 
+UNREACHABLE = "ConnectionError: Couldn't reach 'allenai/c4' on the Hub (HTTPSConnectionPool)"
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems don't list processes in /proc")
 def test_a_job_whose_ranks_all_died_or_failed_does_not_run(tmp_path, capsys):
     about = {"started_unix": NOW - 5.0 - LASTS, "world_size": 2, "host": "node7"}
     dead = a_fit(0, summary=False, **about, **process(NO_PROCESS))
-    victim, culprit = [
+    victim, culprit, unreachable = [
         [*a_fit(1, summary=False, **about), Entry(LASTS, a_summary(failure=reason))]
-        for reason in ("RuntimeError: Broken pipe", "ValueError: no")
+        for reason in ("RuntimeError: Broken pipe", "ValueError: no", UNREACHABLE)
     ]
     early = "stopped early 5.00 s ago, after step 20 and 14.0 s: "
     for ranks, begins, words in (
@@ -131,6 +134,7 @@ def test_a_job_whose_ranks_all_died_or_failed_does_not_run(tmp_path, capsys):
         ),
         ((victim, dead), early, f"{early}rank 1: process {NO_PROCESS} is gone, killed or crashed. "),
         ((culprit, dead), early, f"{early}ValueError: no. "),
+        ((unreachable, dead), early, f"{early}{UNREACHABLE}. "),
     ):
         journals = [
             [replace(one[0], record=replace(one[0].record, rank=rank)), *one[1:]] for rank, one in enumerate(ranks)
@@ -141,6 +145,8 @@ def test_a_job_whose_ranks_all_died_or_failed_does_not_run(tmp_path, capsys):
         shown = " ".join(told(capsys, tmp_path).out.split())
         assert shown.startswith(begins)
         assert words in shown
+        os.utime(tmp_path / "perf_callbacks/rank1.jsonl", (NOW, NOW))  # it lived on, so it is a victim too
+        assert ": process" not in told(capsys, tmp_path).out or ranks[0] is dead
 
 
 def test_steps_and_a_stall_after_the_last_summary_win(tmp_path, capsys):

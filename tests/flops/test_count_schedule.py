@@ -3,6 +3,7 @@
 from types import SimpleNamespace
 
 import pytest
+from rows import each_row
 
 from perf_callbacks.flops import count_schedule
 from perf_callbacks.flops.count_schedule import MOST_PART, RECOUNTS, CountSchedule
@@ -35,8 +36,8 @@ def spent(step_seconds, count_seconds, *, fit_seconds=60.0, new_shapes=True, liv
     return (len(counted) - 1) * count_seconds, counted
 
 
-@pytest.mark.parametrize("new_shapes", [True, False])
-@pytest.mark.parametrize(("step_seconds", "count_seconds"), [(0.01, 0.01), (0.06, 0.3), (0.5, 1.0), (2.0, 1.0)])
+@each_row("new_shapes", [True, False])
+@each_row(("step_seconds", "count_seconds"), [(0.01, 0.01), (0.06, 0.3), (0.5, 1.0), (2.0, 1.0)])
 def test_counts_take_a_twentieth_of_a_minute_at_most(step_seconds, count_seconds, new_shapes):
     seconds, counted = spent(step_seconds, count_seconds, new_shapes=new_shapes)
     assert counted[0] == 2

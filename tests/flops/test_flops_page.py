@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 from flops.model_kinds import RELEASE
 from flops.zoo import CASES
+from rows import each_row
 
 PAGE = (Path(__file__).parents[2] / "docs" / "flops-evidence.md").read_text(encoding="utf-8")
 ROWS = [[cell.strip() for cell in line.split("|")[1:-1]] for line in PAGE.splitlines() if line.startswith("|")]
@@ -22,7 +23,7 @@ def test_the_table_has_every_model_that_the_tests_count():
 
 
 @pytest.mark.skipif(RELEASE < MEASURED_WITH, reason="older models have products that newer ones don't")
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+@each_row("case", CASES)
 def test_a_row_is_what_the_model_costs_by_hand(case):
     hand = case.formula()
     model, replayed = f"{hand.model_flops:,}", f"{hand.by_phase.get('recompute', 0):,}"

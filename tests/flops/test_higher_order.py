@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from rows import each_row
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
@@ -64,7 +65,7 @@ def attended(mask, batches):
 
 
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile:UserWarning")
-@pytest.mark.parametrize("name", MASKS)
+@each_row("name", MASKS)
 def test_blocks_that_a_mask_skips_do_not_count(name):
     mask, batches, share = MASKS[name]
     counter = attended(mask, batches)

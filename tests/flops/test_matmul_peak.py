@@ -5,6 +5,7 @@ import random
 
 import pytest
 import torch
+from rows import each_row
 
 from perf_callbacks.flops.peaks import matmul_peak
 from perf_callbacks.flops.peaks.matmul_peak import Matmuls, measure
@@ -56,8 +57,8 @@ def test_the_best_rate_is_that_of_the_machine():
     assert set(machine.ran) == set(machine.sizes)
 
 
-@pytest.mark.parametrize("rate", [2.0**24, 2.0**30, 2.0**36, 2.0**42, 2.0**45])
-@pytest.mark.parametrize("latency", [0.0, 2.0**-12, 2.0**-6])
+@each_row("rate", [2.0**24, 2.0**30, 2.0**36, 2.0**42, 2.0**45])
+@each_row("latency", [0.0, 2.0**-12, 2.0**-6])
 def test_the_time_is_kept_unless_the_first_round_alone_takes_longer(rate, latency):
     machine = Machine(rate=rate, latency=latency)
     first = max(machine.flops(256) / rate, latency)
@@ -92,8 +93,8 @@ def test_a_device_multiplies_matrices_up_to_8192(kind):
     assert Matmuls(torch.device(kind), torch.bfloat16).sizes == (1024, 2048, 4096, 8192)
 
 
-@pytest.mark.parametrize("rate", [2.0**42, 2.0**46, 2.0**50, 2.0**52])  # 4 to 4504 TFLOPS
-@pytest.mark.parametrize("latency", [0.0, 2.0**-12])
+@each_row("rate", [2.0**42, 2.0**46, 2.0**50, 2.0**52])  # 4 to 4504 TFLOPS
+@each_row("latency", [0.0, 2.0**-12])
 def test_the_time_is_kept_on_a_device_too(rate, latency):
     machine = Machine(rate=rate / matmul_peak.CALLS, latency=latency, sizes=matmul_peak.DEVICE_SIZES)
     searched(machine, seconds=matmul_peak.SECONDS)

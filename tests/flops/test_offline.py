@@ -1,12 +1,18 @@
 """FLOPs without running anything: the same as counted, and the model is not touched."""
 
+import random
+from contextlib import suppress
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from counted import bits, gpt2, ids, mamba
+from rows import each_row
 from tiny import llama
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.nn.modules.module import register_module_forward_hook
 
 from perf_callbacks.flops import offline
 from perf_callbacks.flops.counting.counter import FlopCounter
@@ -40,7 +46,7 @@ def counted(model, batch):
 
 
 @pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad=True")
-@pytest.mark.parametrize("kind", MODELS)
+@each_row("kind", MODELS)
 def test_it_counts_what_would_run(kind):
     model, batch = MODELS[kind](), ids(3, 8)
     states = bits(model), torch.get_rng_state().tolist()
@@ -94,8 +100,8 @@ def test_what_can_not_be_repeated_raises_and_leaves_nothing(model, batch):
     assert left_behind() == before
 
 
-@pytest.mark.parametrize("tied", [False, True])
-@pytest.mark.parametrize("options", [{}, {"num_hidden_layers": 3}, {"head_dim": 16}], ids=str)
+@each_row("tied", [False, True])
+@each_row("options", [{}, {"num_hidden_layers": 3}, {"head_dim": 16}])
 def test_the_closed_form_of_a_llama_is_what_is_counted(options, tied):
     model = llama(tie_word_embeddings=tied, **options)
     true = counted(model, ids(3, 8)).work()
@@ -159,7 +165,7 @@ UNVOUCHED = {
 
 
 @pytest.mark.filterwarnings("ignore")  # PEFT's, about its use of transformers
-@pytest.mark.parametrize("kind", UNVOUCHED)
+@each_row("kind", UNVOUCHED)
 def test_what_a_closed_form_might_count_too_high_has_none(kind):
     assert closed_form(UNVOUCHED[kind](), example_of(ids(3, 8))) is None
 
@@ -181,7 +187,7 @@ ADAPTERS = {
 
 
 @pytest.mark.filterwarnings("ignore")  # PEFT's, about its use of transformers
-@pytest.mark.parametrize(
+@each_row(
     ("kind", "checkpointing"),
     [(kind, on) for kind in ADAPTERS for on in (False, True) if not (on and "prompt" in kind)],
 )
@@ -248,3 +254,84 @@ def test_a_copy_talks_to_no_other_rank(tmp_path, monkeypatch):
             offline.count(Reducing(), {"x": ((2, 4), torch.float32, torch.device("cpu"))})
     finally:
         torch.distributed.destroy_process_group()
+
+
+def with_closure(model):
+    projection = model.model.layers[0].mlp.down_proj
+    original = projection.forward
+    projection.forward = lambda hidden: original(hidden) * 1.0
+
+
+def with_own_class(model):
+    class Doubled(nn.Linear):
+        def forward(self, hidden):
+            return 2 * super().forward(hidden)
+
+    model.lm_head = Doubled(model.config.hidden_size, model.config.vocab_size)
+
+
+def with_compiled_layer(model):
+    model.model.layers[0].compile(backend="eager")
+
+
+def with_compiled_wrapper(model):
+    model.model.layers[0] = torch.compile(model.model.layers[0], backend="eager")
+
+
+def with_flex_attention(model):
+    model.config._attn_implementation = "flex_attention"
+
+
+PROGRAMS = (with_closure, with_own_class, with_compiled_layer, with_compiled_wrapper, with_flex_attention)
+
+
+@pytest.mark.parametrize("change", PROGRAMS)
+def test_a_copy_runs_no_code_of_the_program(change):
+    model = llama()
+    change(model)
+    with pytest.raises(TypeError):
+        offline.count(model, example_of(ids(2, 8)))
+    assert all(parameter.grad is None for parameter in model.parameters())
+    torch._dynamo.reset()
+
+
+def watched_globally():
+    return register_module_forward_hook(lambda *_: None).remove
+
+
+def saved_by_hooks():
+    hooks = torch.autograd.graph.saved_tensors_hooks(lambda tensor: tensor, lambda tensor: tensor)
+    hooks.__enter__()
+    return lambda: hooks.__exit__(None, None, None)
+
+
+@pytest.mark.parametrize("begin", [watched_globally, saved_by_hooks])
+def test_hooks_of_the_program_see_no_copy(begin):
+    end = begin()
+    try:
+        with pytest.raises(TypeError, match="hooks of the program"):
+            offline.count(llama(), example_of(ids(2, 8)))
+    finally:
+        end()
+
+
+def test_a_copy_leaves_all_generators_as_they_were():
+    from transformers import Wav2Vec2Config, Wav2Vec2ForSequenceClassification
+
+    sizes = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
+    convolutions = {"conv_dim": (16,), "conv_stride": (5,), "conv_kernel": (10,), "num_conv_pos_embeddings": 4}
+    masks = {"num_conv_pos_embedding_groups": 2, "mask_time_prob": 0.5, "mask_time_length": 2}
+    model = Wav2Vec2ForSequenceClassification(Wav2Vec2Config(**sizes, **convolutions, **masks)).train()
+    batch = {"input_values": torch.randn(2, 400), "labels": torch.zeros(2, dtype=torch.long)}
+    with torch.random.fork_rng():
+        before = random.getstate(), np.random.get_state()[1].tolist()  # noqa: NPY002 the model's
+        with suppress(Exception):  # masks may need numbers, which a copy has not
+            offline.count(model, example_of(batch))
+        assert (random.getstate(), np.random.get_state()[1].tolist()) == before  # noqa: NPY002 as above
+
+
+def test_a_copy_holds_no_numbers_of_attributes():
+    model = llama()
+    model.model.table = {"large": [torch.ones(1 << 20)]}
+    copied = offline._emptied(model, FakeTensorMode())
+    assert isinstance(copied.model.table["large"][0], FakeTensor)

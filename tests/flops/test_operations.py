@@ -4,6 +4,7 @@ from functools import partial
 
 import pytest
 import torch
+from rows import each_row
 from torch import nn
 from torch.nn import functional
 from torch.utils import flop_counter
@@ -128,7 +129,7 @@ OPERATIONS = {
 }
 
 
-@pytest.mark.parametrize("name", OPERATIONS)
+@each_row("name", OPERATIONS)
 def test_forward_and_backward_cost_what_they_do_by_hand(name):
     run, make, forward, gradients = OPERATIONS[name]
     operands = make()
@@ -142,8 +143,8 @@ def test_forward_and_backward_cost_what_they_do_by_hand(name):
     assert not counter.observed.unknown
 
 
-@pytest.mark.parametrize("grad", [torch.no_grad, torch.inference_mode])
-@pytest.mark.parametrize("name", OPERATIONS)
+@each_row("grad", [torch.no_grad, torch.inference_mode])
+@each_row("name", OPERATIONS)
 def test_forward_costs_the_same_where_no_gradient_is_wanted(name, grad):
     run, make, forward, _ = OPERATIONS[name]
     operands = make()
@@ -225,7 +226,7 @@ def test_work_is_booked_under_the_format_of_its_operands(dtype):
     assert counter.work().by_dtype == {str(dtype).removeprefix("torch."): 2 * PRODUCT}
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("run", "shapes", "flops"),
     [
         (torch.mm, [(M, K), (K, N)], PRODUCT),
@@ -311,7 +312,7 @@ CAUSAL = {
 }
 
 
-@pytest.mark.parametrize("name", CAUSAL)
+@each_row("name", CAUSAL)
 def test_masked_flops_are_those_of_pairs_that_a_kernel_was_told_to_skip(name):
     options, keys, causal, masked = CAUSAL[name]
     query, key, value = random(B, 2, M, 8), random(B, 2, keys, 8), random(B, 2, keys, 8)

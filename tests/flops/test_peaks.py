@@ -3,6 +3,7 @@
 import re
 
 import pytest
+from rows import each_row
 
 from perf_callbacks import ConfigError, PerfConfig
 from perf_callbacks.flops.peaks import peak_rates as peaks
@@ -205,17 +206,17 @@ def test_each_clock_is_that_of_a_row():
     assert set(CLOCKS) <= {row.name for row in DEVICES}
 
 
-@pytest.mark.parametrize(("device", "dense"), DENSE_BF16.items())
+@each_row(("device", "dense"), DENSE_BF16.items())
 def test_a_device_has_the_dense_peak_of_its_data_sheet(device, dense):
     assert tflops(device) == pytest.approx(dense, rel=0.01)
 
 
-@pytest.mark.parametrize(("device", "dense"), FP16_ONLY.items())
+@each_row(("device", "dense"), FP16_ONLY.items())
 def test_a_device_without_bfloat16_has_no_peak_in_it(device, dense):
     assert (tflops(device), tflops(device, "float16")) == (None, dense)
 
 
-@pytest.mark.parametrize("device", UNKNOWN)
+@each_row("device", UNKNOWN)
 def test_a_device_that_is_not_known_has_no_peak(device):
     assert peaks.lookup(device) is None
 
@@ -246,7 +247,7 @@ def test_of_two_devices_with_one_name_the_multiprocessors_tell_which(processors,
     assert tflops("AMD Instinct MI250X / MI250", processors=processors) == dense
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("device", "processors", "dense"),
     [
         ("NVIDIA GeForce RTX 3080", 68, 59.5),
@@ -264,7 +265,7 @@ def test_devices_of_one_name_differ_by_their_multiprocessors(device, processors,
     assert tflops(device, processors=processors) == dense
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("arch", "processors", "dense"),
     [
         ("gfx942:sramecc+:xnack-", 304, 1307),  # MI300X or MI325X, whose peaks are the same
@@ -310,25 +311,25 @@ def test_every_row_says_where_it_is_from():
     assert len({row.name for row in DEVICES}) == len(DEVICES)
 
 
-@pytest.mark.parametrize("row", [row for row in DEVICES if row.name in CLOCKS], ids=lambda row: row.name)
+@each_row("row", [row for row in DEVICES if row.name in CLOCKS])
 def test_a_published_peak_follows_from_multiprocessors_and_clock(row):
     multiply_adds, mhz = CLOCKS[row.name]
     derived = 2 * multiply_adds * row.processors * mhz * 1e6  # a multiply-add is two FLOPs
     assert derived / 1e12 == pytest.approx(row.tflops.get("bfloat16", row.tflops["float16"]), rel=0.01)
 
 
-@pytest.mark.parametrize("row", DEVICES, ids=lambda row: row.name)
+@each_row("row", DEVICES)
 def test_smaller_numbers_are_never_slower(row):
     order = [row.tflops[dtype] for dtype in ("float32", "tfloat32", "float16", "float8") if dtype in row.tflops]
     assert order == sorted(order)
 
 
-@pytest.mark.parametrize("row", DEVICES, ids=lambda row: row.name)
+@each_row("row", DEVICES)
 def test_the_name_of_a_row_is_one_that_leads_to_it(row):
     assert [one for one in DEVICES if re.fullmatch(one.name, peaks._name(row.called))] == [row]
 
 
-@pytest.mark.parametrize("row", DEVICES, ids=lambda row: row.name)
+@each_row("row", DEVICES)
 def test_a_slice_of_a_gpu_is_known_by_its_multiprocessors_and_has_no_peak(row):
     if row.processors is None:
         return
@@ -338,7 +339,7 @@ def test_a_slice_of_a_gpu_is_known_by_its_multiprocessors_and_has_no_peak(row):
     assert peaks.lookup(f"{row.called} MIG 1g.10gb") is None
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("device", "names"),
     [
         ("H100", "NVIDIA H100 80GB HBM3, NVIDIA H100 NVL or NVIDIA H100 PCIe"),
@@ -386,7 +387,7 @@ def test_by_dtype_the_others_stay_unknown():
     assert peak.peak_flops_per_second("float16") is None
 
 
-@pytest.mark.parametrize("dtype", [*DTYPES, *DTYPES.values()])
+@each_row("dtype", [*DTYPES, *DTYPES.values()])
 def test_what_the_configuration_takes_is_understood(dtype):
     text = PerfConfig(peak_tflops=f"{dtype}=2.5").peak_tflops
     assert peaks.given(text).by_dtype == {DTYPES.get(dtype, dtype): 2.5e12}
@@ -397,7 +398,7 @@ def test_a_dtype_that_does_not_exist_is_refused_at_once():
         PerfConfig(peak_tflops="bf17=989.5")
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("text", "sentence"),
     [
         (

@@ -5,6 +5,7 @@ from functools import partial
 import pytest
 import torch
 from flops.products import OUT, PRODUCT, WIDE, again, counted, inputs, layer, squared
+from rows import each_row
 from torch.utils.checkpoint import checkpoint
 
 
@@ -73,9 +74,9 @@ WAYS = {
 }
 
 
-@pytest.mark.parametrize("way", [pytest.param(way, id=name) for name, way in WAYS.items()])
-@pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.LBFGS])
-@pytest.mark.parametrize("gradients", [torch.enable_grad, torch.no_grad])
+@each_row("way", [pytest.param(way, id=name) for name, way in WAYS.items()])
+@each_row("kind", [torch.optim.SGD, torch.optim.LBFGS])
+@each_row("gradients", [torch.enable_grad, torch.no_grad])
 def test_a_product_in_a_closure_without_module_or_gradient_is_forward(way, kind, gradients):
     model, x, fixed = layer(), inputs(), torch.randn(OUT, WIDE)
     optimizer = kind(model.parameters(), lr=0.01, **({"max_iter": 1} if kind is torch.optim.LBFGS else {}))

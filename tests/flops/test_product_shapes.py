@@ -1,6 +1,6 @@
 """Sizes and tiles: the figures of NVIDIA's guide, and of models that people train."""
 
-import pytest
+from rows import each_row
 
 from perf_callbacks.flops.calculator.product_shapes import (
     Misaligned,
@@ -11,7 +11,7 @@ from perf_callbacks.flops.calculator.product_shapes import (
 )
 
 
-@pytest.mark.parametrize(("size", "instead"), [(10922, 10944), (50257, 50304), (50304, 50304), (4096, 4096), (9, 64)])
+@each_row(("size", "instead"), [(10922, 10944), (50257, 50304), (50304, 50304), (4096, 4096), (9, 64)])
 def test_a_size_is_rounded_up_to_a_multiple_of_64_where_it_is_none_of_8(size, instead):
     assert better(size) == instead
 

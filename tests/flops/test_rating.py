@@ -3,6 +3,7 @@
 import dataclasses
 
 import pytest
+from rows import each_row
 
 from perf_callbacks.flops.by_shape.rating import PeakRating
 from perf_callbacks.flops.count_records import estimated
@@ -58,7 +59,7 @@ MEASURED = "training ran faster than the measured peak"
 STATED = "training ran faster than the stated peak of 4e-09 TFLOPS in bfloat16"
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("peaks", "seconds", "refuted"),
     [
         (Peaks({"bfloat16": 4_000.0}, "x", measured=True), 4.0, MEASURED),
@@ -74,7 +75,7 @@ def test_a_peak_is_refuted_by_steps_that_did_more(peaks, seconds, refuted):
     assert rating.refuted(StepFlops(8_000, 17_000, None), seconds) == refuted
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("counts", "share"),
     [([1_700] * 2, 0.9), ([1_700, 3_400], None), ([1_700, 3_400] * 2, None), ([0] * 2, None), ([0, 1_700], None)],
 )

@@ -4,6 +4,7 @@ import pytest
 import torch
 from flops.products import OUT, PRODUCT, ROWS, WIDE, counted, squared
 from flops.test_phases import ByHand
+from rows import each_row
 from torch.utils.checkpoint import checkpoint
 
 from perf_callbacks.flops.counting import phases
@@ -142,21 +143,20 @@ def phases_of(name):
     return {phase: flops for phase, flops in by_phase.items() if flops}
 
 
-@pytest.mark.parametrize("name", FUNCTIONS)
+@each_row("name", FUNCTIONS)
 def test_what_a_backward_of_its_own_computes_again_is_recompute(name):
     function, sizes, *_ = FUNCTIONS[name]
     operands = [random(*size) for size in sizes]
     assert counted(lambda: squared(function.apply(*operands)).backward()).by_phase == phases_of(name)
 
 
-@pytest.mark.parametrize("name", FUNCTIONS)
-def test_a_thread_of_autograd_makes_no_difference(name, monkeypatch):
+def test_a_thread_of_autograd_makes_no_difference(monkeypatch):
     # as on an accelerator: the frames of whoever called `backward` are not there
     monkeypatch.setattr(phases, "_innermost", lambda: None)
-    test_what_a_backward_of_its_own_computes_again_is_recompute(name)
+    test_what_a_backward_of_its_own_computes_again_is_recompute()
 
 
-@pytest.mark.parametrize("name", FUNCTIONS)
+@each_row("name", FUNCTIONS)
 def test_one_function_after_another_is_as_if_each_was_alone(name):
     function, sizes, *_ = FUNCTIONS[name]
     steps = [[random(*size) for size in sizes] for _ in range(3)]
@@ -170,8 +170,8 @@ def test_one_function_after_another_is_as_if_each_was_alone(name):
     assert counted(step).by_phase == {phase: 4 * flops for phase, flops in phases_of(name).items()}
 
 
-@pytest.mark.parametrize("use_reentrant", [False, True])
-@pytest.mark.parametrize("name", FUNCTIONS)
+@each_row("use_reentrant", [False, True])
+@each_row("name", FUNCTIONS)
 def test_a_checkpoint_around_it_repeats_its_forward_once_more(name, use_reentrant):
     function, sizes, forward, again, gradients = FUNCTIONS[name]
     operands = [random(*size) for size in sizes]
@@ -191,3 +191,24 @@ def test_a_backward_that_can_be_differentiated_is_the_same(name):
     operands = [random(*size) for size in sizes]
     work = counted(lambda: torch.autograd.grad(squared(function.apply(*operands)), operands, create_graph=True))
     assert work.by_phase == phases_of(name)
+
+
+def attend(query, key, value):
+    return torch.softmax(query @ key.transpose(-1, -2), -1) @ value
+
+
+@pytest.mark.parametrize("checkpointed", [False, True])
+def test_gradients_of_compiled_attention_repeat_nothing(checkpointed):
+    operands = [random(3, ROWS, WIDE) for _ in range(3)]
+    compiled = torch.compile(attend, backend="aot_eager")
+
+    def step():
+        out = checkpoint(compiled, *operands, use_reentrant=False) if checkpointed else compiled(*operands)
+        squared(out).backward()
+
+    step()  # compiles
+    work = counted(step)
+    torch._dynamo.reset()
+    scores = 2 * 3 * ROWS * ROWS * WIDE
+    again = {"recompute": work.by_phase["recompute"]} if checkpointed else {}
+    assert work.by_phase == {"forward": 2 * scores, "backward": 4 * scores, **again}

@@ -1,6 +1,7 @@
 """What a batch of another shape takes: looked up, scaled where counts confirm it, and else unknown."""
 
 import pytest
+from rows import each_row
 
 from perf_callbacks.flops.by_shape.shape_counts import extent
 from perf_callbacks.flops.by_shape.shaped_work import ShapedWork
@@ -358,7 +359,7 @@ def test_a_sort_of_work_that_only_some_shapes_have_is_not_scaled():
     assert shaped.of([ids(2, 5)]) is None
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("shape", "expected"),
     [
         (ids(4, 16), (4, 16)),
@@ -399,7 +400,7 @@ def other_parameters(shaped, trained):
     assert shaped.of([ids(2, 8)], Calls(1, 1), 5) is None
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("unknown", "cause"),
     [
         (other_calls, "forward and backward ran in an order that was not counted"),

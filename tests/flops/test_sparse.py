@@ -4,6 +4,7 @@ from functools import partial
 
 import pytest
 import torch
+from rows import each_row
 from torch import nn
 
 from perf_callbacks.flops.count_records import counted
@@ -52,8 +53,8 @@ PRODUCTS = {
 }
 
 
-@pytest.mark.parametrize("layout", ["coo", "csr", "csc"])
-@pytest.mark.parametrize("name", PRODUCTS)
+@each_row("layout", ["coo", "csr", "csc"])
+@each_row("name", PRODUCTS)
 def test_each_stored_value_meets_each_column_forward_and_backward(name, layout):
     run, columns = PRODUCTS[name]
     stored = matrix(layout)
@@ -61,7 +62,7 @@ def test_each_stored_value_meets_each_column_forward_and_backward(name, layout):
     assert count(partial(run, stored)) == {"forward": product, "backward": product}
 
 
-@pytest.mark.parametrize("name", ["by a matrix", "by a vector", "sparse.mm", "sparse.addmm", "addmm"])
+@each_row("name", ["by a matrix", "by a vector", "sparse.mm", "sparse.addmm", "addmm"])
 def test_blocks_are_multiplied_with_their_zeros(name):
     run, columns = PRODUCTS[name]
     with torch.no_grad():  # on a CPU it has no gradient
@@ -73,8 +74,8 @@ def test_values_that_were_not_added_up_are_multiplied_one_by_one():
     assert count(lambda: torch.sparse_coo_tensor(places, torch.ones(3), (M, K)) @ dense(K, N))["forward"] == 2 * 3 * N
 
 
-@pytest.mark.parametrize("layout", ["coo", "csr", "csc"])
-@pytest.mark.parametrize("multiply", [torch.matmul, torch.sparse.mm])
+@each_row("layout", ["coo", "csr", "csc"])
+@each_row("multiply", [torch.matmul, torch.sparse.mm])
 def test_of_two_sparse_matrices_the_values_that_meet_are_multiplied(multiply, layout):
     pairs = sum(column == other for _, column in STORED for _, other in STORED)
     a, b = matrix(layout), matrix(layout, transposed=True)
@@ -108,8 +109,8 @@ class Convolution(nn.Module):
         return self.multiply(neighbours, self.weight(x))
 
 
-@pytest.mark.parametrize("layout", ["coo", "csr", "csc"])
-@pytest.mark.parametrize("multiply", [torch.matmul, torch.sparse.mm])
+@each_row("layout", ["coo", "csr", "csc"])
+@each_row("multiply", [torch.matmul, torch.sparse.mm])
 def test_a_graph_network_is_counted_in_full_and_is_no_lower_bound(multiply, layout):
     model, neighbours = Convolution(multiply), matrix(layout)
     with FlopCounter() as counter:

@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 import pytest
 import torch
+from rows import each_row
 from torch import nn
 from torch.nn import functional
 from torch.nn.attention.flex_attention import flex_attention
@@ -122,7 +123,7 @@ def step(strange, *, within=None):
     return [loss.detach(), *[one.grad for one in model.parameters() if one.grad is not None], torch.get_rng_state()]
 
 
-@pytest.mark.parametrize("strange", [pytest.param(strange, id=name) for name, strange in STRANGE.items()])
+@each_row("strange", [pytest.param(strange, id=name) for name, strange in STRANGE.items()])
 def test_a_step_comes_out_as_without_the_counter(strange):
     counter = FlopCounter()
     with_counter, without = step(strange, within=counter), step(strange)

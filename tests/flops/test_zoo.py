@@ -4,6 +4,8 @@ import pytest
 import torch
 from flops.model_kinds import RELEASE
 from flops.zoo import CASES, REST
+from rows import each_row
+from sampling import of_the_day
 
 from perf_callbacks.flops.counting.counter import FlopCounter
 
@@ -14,15 +16,9 @@ pytestmark = [
 ]
 
 
-def at_hand(case):
-    """Cases for which this environment has what they need."""
-    if case.needs_transformers > RELEASE:
-        return pytest.mark.skip(reason=f"transformers has it, or computes it so, since {case.needs_transformers}")
-    return ()
-
-
-def parameters(cases):
-    return [pytest.param(case, id=case.name, marks=at_hand(case)) for case in cases]
+def at_hand(cases):
+    """The cases that the installed transformers has, and computes so."""
+    return [case for case in cases if case.needs_transformers <= RELEASE]
 
 
 def counted(case):
@@ -36,7 +32,7 @@ def counted(case):
     return counter.work()
 
 
-@pytest.mark.parametrize("case", parameters(CASES))
+@each_row("case", at_hand(CASES))
 def test_what_is_counted_is_what_was_written_down(case):
     work, hand = counted(case), case.formula()
     assert work.by_phase == hand.by_phase
@@ -44,15 +40,13 @@ def test_what_is_counted_is_what_was_written_down(case):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", parameters(REST))
+@each_row("case", of_the_day(at_hand(REST)))
 def test_the_rest_of_the_zoo_too(case):
     assert counted(case).by_phase == case.formula().by_phase
 
 
-@pytest.mark.parametrize(
-    "checkpointing", ["reentrant", "early", "whole", "selective", "nested", "nested early", "nested whole"]
-)
-@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+@each_row("checkpointing", ["reentrant", "early", "whole", "selective", "nested", "nested early", "nested whole"])
+@each_row("attention", ["eager", "sdpa"])
 def test_checkpointing_leaves_model_flops_as_they_are(attention, checkpointing):
     from flops.zoo import Case
 

@@ -3,8 +3,7 @@
 import json
 
 import pytest
-from forked import start
-from launching import free_port, rank_environ
+from forked import ranks, said
 
 RANKS = (0, 1)
 KINDS = (
@@ -23,31 +22,16 @@ KINDS = (
 def job(directory, kind, switch):
     """Losses, gradients, random numbers and graphs of both ranks."""
     directory.mkdir()
-    port, outputs = free_port(), [directory / f"output{rank}" for rank in RANKS]
-    ranks = [
-        start(
-            "compiled_rank.py",
-            str(directory),
-            kind,
-            imports=("torch._inductor.compile_fx", "compiled_rank"),
-            environ={
-                "PERF_CALLBACKS": switch,
-                "TORCHINDUCTOR_COMPILE_THREADS": "1",
-                "TORCHINDUCTOR_CACHE_DIR": str(directory / f"inductor{rank}"),
-                **rank_environ(rank, 2, port),
-            },
-            output=output,
-            errors=output,
-        )
-        for rank, output in zip(RANKS, outputs, strict=True)
-    ]
-    try:
-        status = [rank.wait(280) for rank in ranks]
-    finally:
-        for rank in ranks:
-            rank.kill()
-            rank.wait()
-    assert status == [0, 0], [output.read_text() for output in outputs]
+
+    def environ(rank):
+        caches = str(directory / f"inductor{rank}")
+        threads = {"TORCHINDUCTOR_COMPILE_THREADS": "1", "TORCHINDUCTOR_CACHE_DIR": caches}
+        return {"PERF_CALLBACKS": switch, **threads}
+
+    imports = ("torch._inductor.compile_fx", "compiled_rank")
+    with ranks("compiled_rank.py", directory, kind, imports=imports, directory=directory, environ=environ) as processes:
+        status = [rank.wait(280) for rank in processes]
+    assert status == [0, 0], said(directory)
     return [json.loads((directory / f"facts{rank}.json").read_text()) for rank in RANKS]
 
 

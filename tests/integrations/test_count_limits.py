@@ -1,6 +1,8 @@
 """A count costs little, whatever the program does in the counted step: it ends, or leaves what has no products."""
 
+import re
 import sys
+from dataclasses import replace
 
 import pytest
 import torch
@@ -13,6 +15,7 @@ from perf_callbacks.flops import observer
 from perf_callbacks.flops.counted_step import REST
 from perf_callbacks.flops.counting import count_limit
 from perf_callbacks.loop import measure
+from perf_callbacks.report.cards import closing
 
 STEPS = 4
 
@@ -142,3 +145,67 @@ def test_a_clock_ends_the_counts_of_single_processes_only(tmp_path, monkeypatch)
     loop(tmp_path / "ranks", network(), batches())
     alone, ranks = (counts(tmp_path / name) for name in ("alone", "ranks"))
     assert [record.lower_bound for record in (*alone, *ranks)] == [*[True] * len(alone), False]
+
+
+def many(tensor):
+    for _ in range(300):
+        tensor = torch.add(tensor, 1.0)
+    return tensor
+
+
+def inferred(tensor):
+    with torch.inference_mode():
+        return many(tensor)
+
+
+LENDING = {
+    "inference mode": inferred,
+    "forward mode": lambda tensor: torch.func.jvp(many, (tensor,), (tensor,)),
+    "vmap": torch.func.vmap(many),
+    "gradients": torch.func.grad(lambda tensor: many(tensor).sum()),
+    "autocast": torch.autocast("cpu", torch.bfloat16)(many),
+}
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")  # of torch's forward mode
+@pytest.mark.parametrize("name", LENDING)
+def test_the_counter_leaves_no_thread_whose_keys_torch_has_lent(tmp_path, monkeypatch, name):
+    monkeypatch.setattr(count_limit, "MOST_WITHOUT_PRODUCT", 100)
+    before, model = left_behind(), network(4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    with measure(model=model, optimizer=optimizer, config=PerfConfig(output_dir=str(tmp_path))) as perf:
+        for batch in batches():
+            with perf.data():
+                perf.batch(batch)
+            model(batch).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            LENDING[name](batch)
+            assert torch.randn(3).shape == (3,)  # fails if a mode is missing that torch's keys name
+    assert left_behind() == before
+    assert known(tmp_path)[1:] == [truth(network(4), batches()[0])] * (STEPS - 1)
+
+
+class Multiplying(torch.optim.SGD):
+    """Issues many small products after its update."""
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        super().step(closure)
+        for _ in range(300):
+            torch.mul(torch.ones(2, 2) @ torch.ones(2, 2), 1.0)
+
+
+def test_an_update_that_was_not_counted_to_its_end_marks_hfu(tmp_path, monkeypatch):
+    monkeypatch.setattr(observer, "MOST_OPERATIONS", 300)
+    monkeypatch.setattr(count_limit, "CHECK_EVERY", 1)
+    model = network(8)
+    summary = train(tmp_path, model, Multiplying(model.parameters(), lr=0.01))
+    record = counts(tmp_path)[0]
+    assert (record.model_flops, record.lower_bound) == (truth(network(8), batches()[0]), False)
+    assert record.uncounted == {REST: 1}
+    assert 0 < record.by_phase["optimizer"] < 300 * 16
+    peaked = replace(summary.flops, peak_flops_per_second=1e9, dtype="float32")
+    text = " ".join(closing(replace(summary, flops=peaked)).split())
+    assert re.search(r"MFU [\d.]+%, HFU ≥ [\d.]+% of", text)
+    assert REST in text

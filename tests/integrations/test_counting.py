@@ -5,9 +5,8 @@ from contextlib import suppress
 
 import pytest
 import tiny
-import tiny_lightning
 import torch
-from counted import ANGLES, counts, excluded, gpt2, ids, known, loop, mamba, truth
+from counted import counts, excluded, gpt2, ids, known, loop, mamba, truth
 from torch import nn
 
 from perf_callbacks.flops.count_schedule import FREE_COUNTS, RECOUNTS
@@ -59,22 +58,6 @@ class Cut:
         length = self.draw.randint(2, 40)
         self.sizes.append((len(rows), length))
         return {name: torch.stack([row[name][:length] for row in rows]) for name in rows[0]}
-
-
-@pytest.mark.parametrize("kind", ["llama", pytest.param("gpt2", marks=pytest.mark.slow)])
-def test_fifty_shapes_with_transformers(tmp_path, kind):
-    cut = Cut()
-    arguments = tiny.training_arguments(tmp_path, max_steps=50, logging_steps=60, disable_tqdm=True)
-    data = tiny.Tokens(22, (40,), mask=False)
-    trainer = tiny.trainer(arguments, PerfCallback(), model=MODELS[kind](), train_dataset=data, data_collator=cut)
-    trainer.train()
-    true = Truths(MODELS[kind]())
-    once = ANGLES and kind == "llama"  # all counts that are free are of four rows, and tell nothing of two then
-    sizes, found = cut.sizes[:50], known(tmp_path)
-    assert [flops in {true(size), None} for flops, size in zip(found, sizes, strict=True)] == [True] * 50
-    told = [flops for flops, (rows, _) in zip(found, sizes, strict=True) if rows == 4 or not once]
-    assert None not in told
-    assert 1 < len(unplanned(tmp_path)) <= 4
 
 
 @pytest.mark.parametrize("logging_steps", [1, 5])
@@ -211,41 +194,6 @@ def test_micro_batches_of_different_shapes_are_told_apart(tmp_path):
     loop(tmp_path, tiny.llama(), [ids(*size) for size in sizes], each=3)
     assert known(tmp_path) == [sum(true(size) for size in sizes[at : at + 3]) for at in range(0, 30, 3)]
     assert excluded(tmp_path) == [2]
-
-
-def test_so_they_are_with_transformers(tmp_path):
-    cut = Cut()
-    arguments = tiny.training_arguments(tmp_path, max_steps=8, gradient_accumulation_steps=2, logging_steps=20)
-    data = tiny.Tokens(32, (40,), mask=False)
-    tiny.trainer(arguments, PerfCallback(), train_dataset=data, data_collator=cut).train()
-    true = Truths(tiny.llama())
-    assert known(tmp_path) == [sum(true(size) for size in cut.sizes[at : at + 2]) for at in range(0, 16, 2)]
-    assert len(excluded(tmp_path)) <= 3
-
-
-def test_so_they_are_with_lightning(tmp_path):
-    pl = tiny_lightning.tree().pl
-
-    class Module(pl.LightningModule):
-        def __init__(self):
-            super().__init__()
-            self.net = tiny.llama()
-
-        def training_step(self, batch, batch_idx):
-            return self.net(**batch).loss
-
-        def configure_optimizers(self):
-            return torch.optim.SGD(self.parameters(), lr=0.01)
-
-    cut = Cut()
-    data = torch.utils.data.DataLoader(tiny.Tokens(32, (40,), mask=False), batch_size=4, collate_fn=cut)
-    trainer = tiny_lightning.trainer(
-        tmp_path, tiny_lightning.tree().PerfCallback(), max_steps=8, accumulate_grad_batches=2
-    )
-    trainer.fit(Module(), data)
-    true = Truths(tiny.llama())
-    assert known(tmp_path)[1:] == [sum(true(size) for size in cut.sizes[at : at + 2]) for at in range(2, 16, 2)]
-    assert len(excluded(tmp_path)) <= 3
 
 
 def test_a_shape_beyond_the_cost_limit_is_unknown_until_a_count_is_due(tmp_path):

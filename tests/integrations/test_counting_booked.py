@@ -295,25 +295,6 @@ def test_what_callbacks_of_transformers_do_is_not_the_models(tmp_path, do):
     assert not counts(tmp_path)[0].lower_bound
 
 
-class Taught(Trainer):
-    """Asks its teacher before the forward, without gradients."""
-
-    def training_step(self, model, inputs, *rest):
-        with torch.no_grad():
-            self.teacher(**inputs)
-        return super().training_step(model, inputs, *rest)
-
-
-def test_a_teacher_before_the_forward_of_a_trainer_makes_a_lower_bound(tmp_path):
-    arguments = tiny.training_arguments(tmp_path, max_steps=4)
-    trainer = tiny.trainer(arguments, PerfCallback(), kind=Taught, train_dataset=tiny.Tokens(32, mask=False))
-    trainer.teacher = tiny.llama().eval()
-    trainer.train()
-    (record,) = counts(tmp_path)
-    assert record.model_flops == truth(tiny.llama(), ids(4, 16))
-    assert (record.lower_bound, [*record.uncounted]) == (True, ["LlamaForCausalLM without gradients"])
-
-
 class Twice(Trainer):
     """Adds a loss of its own, outside of `compute_loss`: the angles of its positions are made without gradients."""
 
@@ -344,19 +325,6 @@ def test_a_model_that_collates_makes_a_lower_bound(tmp_path):
     tiny.trainer(arguments, PerfCallback(), **data).train()
     (record,) = counts(tmp_path)
     assert [*record.uncounted] == ["LlamaForCausalLM without gradients"]
-
-
-def test_a_sample_after_a_step_of_a_trainer_makes_none(tmp_path):
-    def sample(model):
-        with torch.no_grad():
-            model(input_ids=torch.ones(5, 16, dtype=torch.long))
-
-    doing = Doing(sample)
-    doing.on_step_begin = lambda *_, **__: None
-    arguments = tiny.training_arguments(tmp_path, max_steps=4)
-    tiny.trainer(arguments, PerfCallback(), doing, train_dataset=tiny.Tokens(32, mask=False)).train()
-    (record,) = counts(tmp_path)
-    assert (record.lower_bound, record.uncounted) == (False, {})
 
 
 class Accumulating(TrainerCallback):

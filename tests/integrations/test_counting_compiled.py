@@ -1,12 +1,10 @@
 """What is compiled is counted as what is not, and is as compiled afterwards as if nobody had counted."""
 
-import functools
 import itertools
 from types import SimpleNamespace
 
 import pytest
 import tiny
-import tiny_lightning
 import torch
 from counted import counts, ids, known, left_behind, loop, truth
 from sampling import crossed
@@ -168,30 +166,6 @@ def test_the_counter_of_torch_leaves_what_was_compiled_eager():
     assert len(backend.calls) == 2, "from then on it is never called again"
 
 
-def compiled_trainer(directory, flops, **arguments):
-    torch._dynamo.reset()
-    from torch._dynamo.utils import counters
-
-    counters.clear()
-    arguments = tiny.training_arguments(directory, max_steps=5, logging_steps=10, **arguments)
-    trainer = tiny.trainer(arguments, PerfCallback(PerfConfig(flops=flops)), train_dataset=tiny.Tokens(32))
-    trainer.train()
-    return [row.get("train_loss") for row in trainer.state.log_history], graphs()
-
-
-@pytest.mark.slow
-@HOOKS
-@pytest.mark.filterwarnings("ignore:dynamo_pgo force disabled")
-def test_a_trainer_of_transformers_that_compiles(tmp_path):
-    arguments = {"torch_compile": True, "torch_compile_backend": "aot_eager"}
-    counted, off = [compiled_trainer(tmp_path / flops, flops, **arguments) for flops in ("count", "off")]
-    assert counted == off
-    assert off[1]["unique_graphs"] > 0
-    (record,) = counts(tmp_path / "count")
-    assert (record.model_flops, record.compiled) == (truth(tiny.llama(), ids(4, 16)), True)
-    assert known(tmp_path / "count")[1:] == [record.model_flops] * 4  # a slow first one is written before the count
-
-
 @pytest.mark.slow
 @HOOKS
 def test_a_model_compiled_before_the_trainer_of_transformers(tmp_path):
@@ -200,40 +174,6 @@ def test_a_model_compiled_before_the_trainer_of_transformers(tmp_path):
     Trainer(model, arguments, callbacks=[PerfCallback()], train_dataset=tiny.Tokens(32)).train()
     assert graphs()["unique_graphs"] > 0
     assert known(tmp_path)[1:] == [truth(tiny.llama(), ids(4, 16))] * 4  # as above
-
-
-def one_optimizer(module):
-    optimizer = torch.optim.SGD(module.parameters(), lr=0.01)
-    return [optimizer], [torch.optim.lr_scheduler.LambdaLR(optimizer, lambda _: 1.0)]
-
-
-@HOOKS
-@pytest.mark.parametrize("how", ["module", "part"])
-def test_a_module_of_lightning_that_is_compiled(tmp_path, how):
-    fits = {}
-    for flops in ("count", "off"):
-        torch._dynamo.reset()
-        from torch._dynamo.utils import counters
-
-        counters.clear()
-        kind = tiny_lightning.tree().Automatic
-        quiet = type("Quiet", (kind,), {"training_step": lambda self, batch, _: self.net(batch).square().mean()})
-        module = quiet()
-        if how == "part":
-            module.net = nn.Sequential(nn.Linear(4, 8), Part(), nn.Linear(8, 4))
-            module.net[1].compile(backend="aot_eager")
-            module.optimizers_and_schedulers = functools.partial(one_optimizer, module)
-        else:
-            module = torch.compile(module, backend="aot_eager")
-        ours = tiny_lightning.tree().PerfCallback(PerfConfig(flops=flops))
-        tiny_lightning.trainer(tmp_path / flops, ours, max_steps=5).fit(module, tiny_lightning.loader(32))
-        fits[flops] = graphs(), [parameter.tolist() for parameter in module.parameters()]
-    assert fits["count"] == fits["off"]
-    assert fits["off"][0]["unique_graphs"] > 0
-    plain = nn.Sequential(nn.Linear(4, 8), Part(), nn.Linear(8, 4)) if how == "part" else nn.Linear(4, 4)
-    true = truth(plain, torch.ones(4, 4))
-    assert [(record.model_flops, record.compiled) for record in counts(tmp_path / "count")] == [(true, True)]
-    assert known(tmp_path / "count")[1:] == [true] * 4
 
 
 @pytest.mark.filterwarnings("ignore:Using .torch.compile.module.. when there are global hooks")

@@ -102,24 +102,6 @@ def test_lengths_that_no_model_reads_leave_flops_known(tmp_path):
     assert summary.flops.unknown is None
 
 
-def test_the_trainer_tells_parts_of_other_lengths_apart(tmp_path):
-    chosen = middles(30, [16, 8])
-    arguments = tiny.training_arguments(tmp_path, max_steps=30, per_device_train_batch_size=1, data_seed=0)
-    rows = [{"middle": middle} for middle in chosen]
-    fed = []
-
-    def collate(samples):
-        fed.append(samples[0]["middle"])
-        return packed_row(fed[-1], len(fed))
-
-    options = {"model": Attention(), "train_dataset": rows, "data_collator": collate}
-    arguments.remove_unused_columns = False
-    tiny.trainer(arguments, PerfCallback(PerfConfig(gc="off", peak_tflops="1")), **options).train()
-    found = known(tmp_path)
-    assert wrong(found, [attended([middle, LENGTH - middle]) for middle in fed[: len(found)]]) == []
-    assert found.count(None) <= 3
-
-
 class Padded(nn.Module):
     """Multiplies each padded sequence of a `PackedSequence` by itself."""
 

@@ -12,7 +12,6 @@ from torch import nn
 from transformers import TrainerCallback
 
 from perf_callbacks import PerfConfig
-from perf_callbacks.kernel.records.fit_records import Span
 from perf_callbacks.loop import measure
 from perf_callbacks.transformers import PerfCallback
 
@@ -109,42 +108,11 @@ def test_a_loop_that_survives_an_error_is_not_miscounted(tmp_path, place, batche
     assert last[-1] == trained[-1], "it is counted sooner or later"
 
 
-def module(**overridden):
-    """A Lightning module, some of whose methods are others."""
-    kind = tiny_lightning.tree().Automatic
-    one = type("Module", (kind,), overridden)()
-    one.losses = []
-    return one
-
-
 def fit(directory, one, flops="count", **options):
     ours = tiny_lightning.tree().PerfCallback(PerfConfig(flops=flops))
     trainer = tiny_lightning.trainer(directory, ours, **options)
     trainer.fit(one, tiny_lightning.loader(32))
     return trainer
-
-
-def without_loss(self, batch, batch_idx):
-    loss = None if self.batches in self.skip else self.loss(batch)
-    self.losses.append(None if loss is None else loss.item())
-    return loss
-
-
-@pytest.mark.filterwarnings("ignore:.training_step. returned .None.")
-@pytest.mark.parametrize("skip", [(2,), (2, 3, 4), (3,), (4, 5)])
-def test_steps_without_a_loss_are_no_steps_without_work(tmp_path, skip):
-    fits = {}
-    for flops in ("count", "off"):
-        one = module(training_step=without_loss)
-        one.skip = skip
-        fit(tmp_path / flops, one, flops, max_steps=8)
-        fits[flops] = one.losses, bits(one)
-    assert fits["count"] == fits["off"]
-    true = truth(nn.Sequential(nn.Linear(4, 4)), torch.ones(4, 4))
-    # where no gradient goes to the input, and none is asked for the batch
-    assert true in known(tmp_path / "count")
-    assert counts(tmp_path / "count")[0].model_flops == true
-    assert len(counts(tmp_path / "count")) == 1
 
 
 @pytest.mark.parametrize("skip", [(2,), (2, 3), (3, 5)])
@@ -158,23 +126,6 @@ def test_batches_that_are_skipped_leave_nothing_behind(tmp_path, skip):
     true = truth(nn.Sequential(nn.Linear(4, 4)), torch.ones(4, 4))
     assert [record.model_flops for record in counts(tmp_path / "count")] == [true]
     assert set(known(tmp_path / "count")) <= {None, true}
-
-
-@pytest.mark.parametrize("framework", ["transformers", "lightning"])
-def test_an_evaluation_in_the_counted_step_is_not_counted(tmp_path, framework):
-    if framework == "transformers":
-        arguments = tiny.training_arguments(tmp_path, eval_strategy="steps", eval_steps=1)
-        tiny.trainer(arguments, PerfCallback(), train_dataset=tiny.Tokens(32), eval_dataset=tiny.Tokens(8)).train()
-        true = truth(tiny.llama(), ids(4, 16))
-    else:
-        ours = tiny_lightning.tree().PerfCallback()
-        trainer = tiny_lightning.trainer(tmp_path, ours, val_check_interval=1, limit_val_batches=2)
-        trainer.fit(tiny_lightning.tree().Automatic(), tiny_lightning.loader(32), tiny_lightning.loader(8))
-        true = truth(nn.Sequential(nn.Linear(4, 4)), torch.ones(4, 4))
-    spans = [span.step for span in tiny.records(tmp_path, Span) if span.kind == "evaluation"]
-    assert {1, 2} <= set(spans)
-    assert [record.model_flops for record in counts(tmp_path)] == [true]
-    assert known(tmp_path)[1:] == [true] * 5
 
 
 def test_an_evaluation_of_another_shape_in_a_loop_is_not_counted(tmp_path):
@@ -197,12 +148,6 @@ def test_an_evaluation_of_another_shape_in_a_loop_is_not_counted(tmp_path):
     true = truth(tiny.llama(), ids(2, 8))
     assert [record.model_flops for record in counts(tmp_path)] == [true]
     assert known(tmp_path)[1:] == [true] * 4
-
-
-def test_a_checkpoint_in_the_counted_step_is_not_counted(tmp_path):
-    arguments = tiny.training_arguments(tmp_path, save_strategy="steps", save_steps=1)
-    tiny.trainer(arguments, PerfCallback(), train_dataset=tiny.Tokens(32)).train()
-    assert [record.model_flops for record in counts(tmp_path)] == [truth(tiny.llama(), ids(4, 16))]
 
 
 class Within(TrainerCallback):

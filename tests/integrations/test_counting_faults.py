@@ -5,7 +5,6 @@ import warnings as filters
 
 import pytest
 import tiny
-import tiny_lightning
 import torch
 from counted import bits, counts, gpt2, ids, known, left_behind, loop, truth
 from faults import EVALUATES_ALWAYS, Fault, parts, warnings
@@ -191,24 +190,6 @@ def test_an_error_in_the_bookkeeping_does_not_change_the_number(tmp_path, monkey
     assert record.errors
     assert all("ValueError" in what for what in record.errors)
     assert (record.model_flops, record.lower_bound) == (truth(tiny.llama(), ids(2, 8)), False)
-
-
-@pytest.mark.parametrize(
-    "part", ["flops.observer.Counting._store_count", "flops.counting.count_window.CountWindow.open"]
-)
-def test_so_it_is_with_lightning(tmp_path, monkeypatch, caplog, part):
-    fits = []
-    for flops in ("off", "count"):
-        with monkeypatch.context() as patch:
-            Fault(patch, part, 0)
-            module = tiny_lightning.tree().Automatic()
-            ours = tiny_lightning.tree().PerfCallback(PerfConfig(flops=flops))
-            tiny_lightning.trainer(tmp_path / flops, ours).fit(module, tiny_lightning.loader(32))
-        fits.append(bits(module))
-        before = left_behind()
-        assert (before["modes"], before["before"], before["after"]) == ([], {}, {})
-    assert fits[0] == fits[1]
-    assert len(warnings(caplog, EVALUATES_ALWAYS)) == 1
 
 
 def test_a_model_without_an_estimate_is_named_without_a_warning(tmp_path, monkeypatch, caplog):

@@ -4,8 +4,7 @@ import json
 
 import pytest
 from counted import counts, known
-from forked import start
-from launching import free_port, rank_environ
+from forked import ranks, said
 from tiny import steps
 
 from perf_callbacks.kernel.records.fit_records import Window
@@ -31,29 +30,12 @@ def job(tmp_path_factory):
 
 
 def train(directory, kind):
-    port = free_port()
-    outputs = [directory / f"output{rank}" for rank in RANKS]
-    ranks = [
-        start(
-            "counted_rank.py",
-            str(directory),
-            kind,
-            imports=("torch._dynamo", "counted_rank"),
-            environ={"PERF_CALLBACKS_WINDOW": str(WINDOW), **rank_environ(rank, 2, port)},
-            output=output,
-            errors=output,
-        )
-        for rank, output in zip(RANKS, outputs, strict=True)
-    ]
-    try:
-        status = [rank.wait(280) for rank in ranks]
-    finally:
-        for rank in ranks:
-            rank.kill()
-            rank.wait()
-    said = [output.read_text() for output in outputs]
-    assert status == [0, 0], said
-    assert not [text for text in said if "stopped measuring" in text], said
+    imports, window = ("torch._dynamo", "counted_rank"), {"PERF_CALLBACKS_WINDOW": str(WINDOW)}
+    words = directory, kind
+    with ranks("counted_rank.py", *words, imports=imports, directory=directory, environ=lambda _: window) as job:
+        status = [rank.wait(280) for rank in job]
+    assert status == [0, 0], said(directory)
+    assert not [text for text in said(directory) if "stopped measuring" in text], said(directory)
 
 
 def truths(directory, rank):

@@ -4,7 +4,6 @@ from types import SimpleNamespace
 
 import pytest
 import tiny
-import tiny_lightning
 import torch
 from counted import bits, counts, gpt2, ids, known, left_behind, loop, truth
 from transformers import TrainingArguments
@@ -54,65 +53,6 @@ def test_with_transformers(tmp_path, way):
     assert max(record.by_dtype, key=record.by_dtype.get) == ("bfloat16" if "bf16" in WAYS[way] else "float32")
     assert ("recompute" in record.by_phase) == (CHECKPOINTING in WAYS[way])
     assert (record.step, record.source, record.whole_step, record.errors) == (2, "counted", True, {})
-    assert counts(tmp_path / "off") == []
-
-
-def a_module():
-    """A Lightning module around the same model."""
-    pl = tiny_lightning.tree().pl
-
-    class Module(pl.LightningModule):
-        def __init__(self):
-            super().__init__()
-            self.net = dropping()
-            self.losses = []
-
-        def training_step(self, batch, batch_idx):
-            loss = self.net(**batch).loss
-            self.losses.append(loss.item())
-            return loss
-
-        def configure_optimizers(self):
-            return torch.optim.SGD(self.parameters(), lr=0.01)
-
-    return Module()
-
-
-LIGHTNING = {
-    "fp32": {},
-    "bf16": {"precision": "bf16-mixed"},
-    "accumulating": {"accumulate_grad_batches": 2},
-    "checkpointed": {},
-    "all of it": {"precision": "bf16-mixed", "accumulate_grad_batches": 2},
-}
-
-
-def by_lightning(directory, flops, *, checkpointed, **options):
-    module = a_module()
-    if checkpointed:
-        net = module.net
-        getattr(net, "activation_checkpointing_enable", net.gradient_checkpointing_enable)()
-    ours = tiny_lightning.tree().PerfCallback(PerfConfig(flops=flops))
-    trainer = tiny_lightning.trainer(directory, ours, max_steps=4, **options)
-    torch.manual_seed(1)
-    trainer.fit(module, torch.utils.data.DataLoader(tiny.Tokens(32), batch_size=4, drop_last=True))
-    return module.losses, bits(module), torch.get_rng_state().tolist()
-
-
-@pytest.mark.parametrize("way", LIGHTNING)
-def test_with_lightning(tmp_path, way):
-    checkpointed = way in {"checkpointed", "all of it"}
-    off = by_lightning(tmp_path / "off", "off", checkpointed=checkpointed, **LIGHTNING[way])
-    before = left_behind()
-    counted = by_lightning(tmp_path / "count", "count", checkpointed=checkpointed, **LIGHTNING[way])
-    after = left_behind()
-    assert counted == off
-    assert set(map(str, after.pop("filters"))) == set(map(str, before.pop("filters")))  # Lightning moves its own
-    assert after == before
-    (record,) = counts(tmp_path / "count")
-    assert record.model_flops == LIGHTNING[way].get("accumulate_grad_batches", 1) * truth(dropping(), ids(4, 16))
-    assert known(tmp_path / "count")[1:] == [record.model_flops] * 3
-    assert ("recompute" in record.by_phase) == checkpointed
     assert counts(tmp_path / "off") == []
 
 

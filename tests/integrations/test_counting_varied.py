@@ -1,19 +1,15 @@
 """Steps whose work differs although their batches don't: FLOPs are right, absent, or marked as varying."""
 
 import pytest
-import tiny
-import tiny_lightning
 import torch
-from counted import counts, excluded, known
+from counted import excluded, known
 from torch import nn
-from transformers import TrainerCallback
 
 from perf_callbacks import PerfConfig
 from perf_callbacks.flops import fingerprint
 from perf_callbacks.flops.count_schedule import RECOUNTS
 from perf_callbacks.loop import measure
 from perf_callbacks.report import cards
-from perf_callbacks.transformers import PerfCallback
 
 ROWS, WIDTH = 4, 8
 PRODUCT = 2 * ROWS * WIDTH * WIDTH
@@ -353,53 +349,3 @@ def test_a_batch_that_can_not_be_read_has_no_flops(tmp_path):
     assert known(tmp_path) == [None] * 6
     assert perf.summary.flops.unknown.endswith("the batch is a Hidden whose shapes can't be read")
     assert perf.summary.flops.model_flops is None
-
-
-class Unfreezing(TrainerCallback):
-    def on_step_begin(self, args, state, control, model=None, **_):
-        model.requires_grad_(requires_grad=state.global_step >= 5)
-        model.lm_head.requires_grad_(requires_grad=True)
-
-
-@pytest.mark.parametrize("logging_steps", [1, 20])
-def test_unfreezing_in_a_callback_of_transformers(tmp_path, logging_steps):
-    arguments = tiny.training_arguments(tmp_path, max_steps=16, logging_steps=logging_steps)
-    trainer = tiny.trainer(arguments, PerfCallback(), train_dataset=tiny.Tokens(80, mask=False))
-    trainer.add_callback(Unfreezing())
-    trainer.train()
-    by_counter = {record.step: record.model_flops for record in counts(tmp_path)}
-    frozen, free = by_counter[2], by_counter[max(by_counter)]
-    assert frozen < free
-    truth = [frozen] * 5 + [free] * 11
-    assert right_or_absent(known(tmp_path), truth) == []
-    if logging_steps == 1:
-        assert known(tmp_path)[1:5] == [frozen] * 4
-        assert known(tmp_path)[7:] == [free] * 9
-
-
-def test_finetuning_in_lightning(tmp_path):
-    kinds = tiny_lightning.tree()
-
-    class Finetuning(kinds.callbacks.BaseFinetuning):
-        def freeze_before_training(self, module):
-            self.freeze(module.net[0])
-
-        def finetune_function(self, module, epoch, optimizer):
-            if epoch == 2:
-                self.unfreeze_and_add_param_group(module.net[0], optimizer, lr=0.01)
-
-    class Module(kinds.Automatic):
-        def __init__(self):
-            super().__init__(optimizers=2)
-
-        def configure_optimizers(self):
-            return torch.optim.SGD([p for p in self.parameters() if p.requires_grad], lr=0.01)
-
-    trainer = tiny_lightning.trainer(tmp_path, kinds.PerfCallback(), Finetuning(), max_steps=24, log_every_n_steps=1)
-    trainer.fit(Module(), tiny_lightning.loader())
-    product = 2 * 4 * tiny_lightning.WIDTH**2
-    truth = [3 * product] * 12 + [5 * product] * 12
-    found = known(tmp_path)
-    assert right_or_absent(found, truth) == []
-    assert found[1:12] == truth[1:12]
-    assert found[14:] == truth[14:]

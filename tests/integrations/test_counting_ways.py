@@ -4,13 +4,11 @@ import pytest
 import tiny
 import tiny_lightning
 import torch
-from accelerated import an_accelerator
 from counted import counts, excluded, ids, known, loss_of, truth
 from torch import nn
 from transformers import Trainer
 
 from perf_callbacks import PerfConfig
-from perf_callbacks.accelerate import attach
 from perf_callbacks.flops.counting.counter import FlopCounter
 from perf_callbacks.loop import measure
 from perf_callbacks.transformers import PerfCallback
@@ -36,23 +34,6 @@ def skipping_loop(directory, steps, *, forward):
             optimizer.step()
             optimizer.zero_grad()
     return perf.summary, PRODUCT, 2 * PRODUCT
-
-
-def skipping_accelerate(directory, steps, *, forward):
-    ours = an_accelerator(directory)
-    with attach(ours, PerfConfig(gc="off")) as perf:
-        model = nn.Linear(tiny_lightning.WIDTH, tiny_lightning.WIDTH)
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-        model, optimizer, loader = ours.prepare(model, optimizer, tiny_lightning.loader(4 * steps))
-        for number, batch in enumerate(loader, start=1):
-            skips = number % EVERY == 0
-            loss = model(batch).sum() if forward or not skips else None
-            if not skips:
-                ours.backward(loss)
-            optimizer.step()
-            optimizer.zero_grad()
-    once = 2 * 4 * tiny_lightning.WIDTH**2
-    return perf.summary, once, 2 * once
 
 
 def skipping_lightning(directory, steps, *, forward):
@@ -88,7 +69,7 @@ def skipping_transformers(directory, steps, *, forward):
 
 @pytest.mark.filterwarnings("ignore:.*returned `None`")
 @pytest.mark.parametrize("forward", [False, True])
-@pytest.mark.parametrize("fit", [skipping_loop, skipping_accelerate, skipping_lightning, skipping_transformers])
+@pytest.mark.parametrize("fit", [skipping_loop, skipping_lightning, skipping_transformers])
 def test_a_step_without_a_backward_has_the_work_of_its_forward(tmp_path, fit, forward):
     steps = 60
     summary, once, whole = fit(tmp_path, steps, forward=forward)

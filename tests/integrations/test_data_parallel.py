@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import lightning
 import pytest
 import torch
+from rows import each_row
 from torch.distributed.fsdp import FSDPModule
 
 import perf_callbacks.lightning as lightning_door
@@ -35,7 +36,7 @@ class Refusing:
         raise AssertionError("no device mesh yet")
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("strategy", "expected"),
     [
         (SimpleNamespace(distributed_sampler_kwargs={"num_replicas": 8, "rank": 3}), 8),
@@ -111,7 +112,7 @@ class Sharded(FSDPModule, torch.nn.Module):
         return torch.nn.Module.__new__(cls)
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("model", "expected"),
     [
         (on(), None),

@@ -10,7 +10,7 @@ from faults import ERRORS, Fault, break_clock, ended, faults, shared, warnings
 from forked import run
 from jobs import IMPORTS
 from places import accelerate_loop, lightning_trainer, plain_loop, transformers_trainer
-from sampling import crossed, half_slow, sampled
+from sampling import crossed, half_slow, of_the_day, sampled
 from tiny import records, steps
 
 from perf_callbacks.kernel.failures import describe
@@ -111,7 +111,15 @@ def test_an_error_leaves_the_world_as_it_was(tmp_path, kind, place, way, error):
     assert (again.summary.step, again.summary.failure) == (again.steps, None)
 
 
-class Hostile(Exception):  # noqa: N818 its name stands for the message that it lacks
+class Unnamed(type):
+    """A kind of class that doesn't tell its name."""
+
+    @property
+    def __name__(cls):
+        raise AttributeError
+
+
+class Hostile(Exception, metaclass=Unnamed):  # noqa: N818 its name stands for the message that it lacks
     """An error whose own methods fail with `failure`, as where a class forgets to set an attribute."""
 
     def __init__(self, failure):
@@ -261,23 +269,18 @@ STOPPING = {"lightning": StopIteration}
 """The error of a fault, where a trainer takes one for its own."""
 
 
-QUICK = dict(zip(shared(), itertools.cycle(FAULTS), strict=False))
-"""The integration for which the fault of a shared part is no slow test."""
+def faulty_parts():
+    """Each part once: a shared one in the integrations in turn. As slow tests, the day's of a shared part elsewhere."""
+    turns = dict(zip(shared(), itertools.cycle(FAULTS), strict=False))
+    quick, slow = [], []
+    for integration, several in FAULTS.items():
+        for part, first in (fault.values for fault in several):
+            pairs, marks = (quick, []) if turns.get(part, integration) == integration else (slow, [pytest.mark.slow])
+            pairs.append(pytest.param(integration, part, first, id=f"{integration}-{part}-{first}", marks=marks))
+    return quick + of_the_day(slow)
 
 
-@pytest.mark.parametrize(
-    ("integration", "part", "first"),
-    [
-        pytest.param(
-            integration,
-            *fault.values,
-            id=f"{integration}-{fault.id}",
-            marks=[pytest.mark.slow] * (QUICK.get(fault.values[0], integration) != integration),
-        )
-        for integration, several in FAULTS.items()
-        for fault in several
-    ],
-)
+@pytest.mark.parametrize(("integration", "part", "first"), faulty_parts())
 def test_a_fault_costs_one_warning_and_nothing_else(  # noqa: PLR0917 crossed
     tmp_path, monkeypatch, caplog, undisturbed, integration, part, first
 ):

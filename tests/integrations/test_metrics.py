@@ -16,7 +16,6 @@ from perf_callbacks.kernel.process.device_facts import Allocator, Timing
 from perf_callbacks.kernel.process.event_timeline import EventTimeline
 from perf_callbacks.kernel.records.fit_records import Row
 from perf_callbacks.kernel.records.metric_table import (
-    BASELINE,
     CLOCK,
     DEVICES,
     FLOPS,
@@ -61,7 +60,6 @@ def journaled(directory, monkeypatch, met):
         "flops": "count" if FLOPS in met else "off",
         "peak_tflops": "1" if PEAK in met else None,
         "measure_peak": "off",
-        "baseline": "1500" if BASELINE in met else None,
     }
     model, config = llama(), PerfConfig(output_dir=str(directory), **settings)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

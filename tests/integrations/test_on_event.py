@@ -9,9 +9,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from forked import start
+from forked import ranks, start
 from jobs import IMPORTS
-from launching import free_port, rank_environ
 from short_trainings import DOORS
 from waiting import until
 
@@ -171,24 +170,12 @@ def test_a_run_that_is_killed_is_told_of(tmp_path, door, number):
 
 @pytest.mark.slow
 def test_a_job_passes_on_a_stall_and_its_death_once(tmp_path):
-    file, port = tmp_path / "events.jsonl", free_port()
-    ranks = [
-        start(
-            "hanging_rank.py",
-            *["lock", str(tmp_path), str(rank)],
-            imports=("torch._dynamo", "torch.distributed.tensor.parallel", "perf_callbacks.loop"),
-            environ=rank_environ(rank, 2, port) | {"PERF_CALLBACKS_ON_EVENT": f"sh -c 'cat >> {file}'"},
-            output=tmp_path / f"rank{rank}.out",
-            errors=tmp_path / f"rank{rank}.err",
-        )
-        for rank in range(2)
-    ]
-    try:
+    file = tmp_path / "events.jsonl"
+    imports = ("torch._dynamo", "torch.distributed.tensor.parallel", "perf_callbacks.loop")
+    command = {"PERF_CALLBACKS_ON_EVENT": f"sh -c 'cat >> {file}'"}
+    words = "lock", tmp_path
+    with ranks("hanging_rank.py", *words, imports=imports, directory=tmp_path, environ=lambda _: command):
         until(file.exists)
-    finally:
-        for rank in ranks:
-            rank.kill()
-            rank.wait()
     until(lambda: '"lost"' in file.read_text())
     stall, end = [json.loads(line) for line in file.read_text().splitlines()]
     assert "Rank 1 is in forward: hanging_rank.py:" in stall["text"]

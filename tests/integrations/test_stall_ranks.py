@@ -5,8 +5,8 @@ import time
 from pathlib import Path
 
 import pytest
-from forked import start
-from launching import TESTS, free_port, rank_environ
+from forked import ranks
+from launching import TESTS
 
 SECONDS = 90.0
 """For the message, on a busy machine."""
@@ -41,26 +41,11 @@ CASES = {
 @pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 def test_the_rank_that_hangs_is_named_with_the_place(tmp_path, case):
-    port = free_port()
-    ranks = [
-        start(
-            SCRIPT.name,
-            *[case, str(tmp_path), str(rank)],
-            imports=("torch._dynamo", "torch.distributed.tensor.parallel", "perf_callbacks.loop"),
-            environ=rank_environ(rank, 2, port),
-            output=tmp_path / f"rank{rank}.out",
-            errors=tmp_path / f"rank{rank}.err",
-        )
-        for rank in range(2)
-    ]
-    try:
+    imports = ("torch._dynamo", "torch.distributed.tensor.parallel", "perf_callbacks.loop")
+    with ranks(SCRIPT.name, case, tmp_path, imports=imports, directory=tmp_path):
         deadline = time.monotonic() + SECONDS
         while not (told := said(tmp_path)) and time.monotonic() < deadline:
             time.sleep(0.1)
-    finally:
-        for rank in ranks:
-            rank.kill()
-            rank.wait()
     assert told, [path.read_text() for path in sorted(tmp_path.glob("*.err"))]
     assert re.search(CASES[case], told[0]), told[0]
 

@@ -272,6 +272,35 @@ def test_a_batch_that_a_training_step_skips_has_no_samples(tmp_path, kind, accum
     assert len(flops) == 1
 
 
+class ZerothOrder(Trainer):
+    """Trains without a backward, as MeZO does."""
+
+    def training_step(self, model, inputs, num_items_in_batch=None):
+        with torch.no_grad():
+            loss = self.compute_loss(model, inputs)
+        for parameter in model.parameters():
+            parameter.grad = torch.zeros_like(parameter)
+        return loss
+
+
+class ZerothOrderByHand(Trainer):
+    """The same without `compute_loss`, which nothing tells from a batch that is skipped."""
+
+    def training_step(self, model, inputs, num_items_in_batch=None):
+        for parameter in model.parameters():
+            parameter.grad = torch.zeros_like(parameter)
+        with torch.no_grad():
+            return model(**inputs).loss
+
+
+@pytest.mark.parametrize(("kind", "samples"), [(ZerothOrder, 24), (ZerothOrderByHand, None)])
+def test_a_training_without_any_backward_has_samples(tmp_path, kind, samples):
+    ours = PerfCallback(PerfConfig(gc="off"))
+    arguments = tiny.training_arguments(tmp_path, max_steps=6)
+    tiny.trainer(arguments, ours, kind=kind, train_dataset=tiny.Tokens(24)).train()
+    assert (ours.summary.steps, ours.summary.samples) == (6, samples)
+
+
 class Renaming(Trainer):
     """Renames the loss, as SetFit does, and logs a value of its own within each step."""
 
@@ -293,3 +322,17 @@ def test_a_training_row_needs_no_loss_of_that_name(tmp_path, counts_tokens):
     trainer.train()
     shown = [(row["step"], perf(row).keys()) for row in trainer.state.log_history if perf(row)]
     assert shown == [(4, LOGGED), (6, LOGGED), (8, LOGGED), (8, RUN)]
+
+
+class Scores(TrainerCallback):
+    """Logs values by number."""
+
+    def on_step_end(self, args, state, control, **_):
+        self.trainer.log({3: 0.5})
+
+
+def test_a_log_may_have_names_that_are_no_text(tmp_path):
+    scores, ours = Scores(), PerfCallback()
+    scores.trainer = tiny.trainer(tiny.training_arguments(tmp_path, max_steps=6), ours, scores)
+    scores.trainer.train()
+    assert (ours.summary.steps, ours.summary.failure) == (6, None)

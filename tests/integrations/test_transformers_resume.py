@@ -1,4 +1,4 @@
-"""Checkpoints of the `Trainer`: trainer state, older checkpoints, torn journals, a killed run, two ranks."""
+"""Checkpoints of the `Trainer`: trainer state, torn journals, a killed run, two ranks."""
 
 import json
 import signal
@@ -58,19 +58,6 @@ def test_a_resumed_run_ends_in_the_state_of_one_that_never_stopped(tmp_path, res
     assert whole == parts
     assert "perf_callbacks" not in parts["stateful_callbacks"]
     assert [run.attempt for run in opened(tmp_path / "parts")] == [1, 2]
-
-
-def test_counters_in_an_older_trainer_state_are_read_and_dropped(tmp_path):
-    fit(tmp_path, until=4, measured=False)
-    path = tmp_path / "checkpoint-4" / "trainer_state.json"
-    older, counters = json.loads(path.read_text()), {"run_id": "r", "attempt": 1, "rank": 0, "step": 4}
-    attributes = {**counters, "samples": 16, "tokens": 256}
-    older["stateful_callbacks"]["perf_callbacks"] = {"args": {}, "attributes": attributes}
-    path.write_text(json.dumps(older))
-    fit(tmp_path, until=8, resume=4)
-    assert [(run.run_id, run.attempt) for run in opened(tmp_path)] == [("r", 2)]
-    assert totals(tmp_path) == [(32, 512)]
-    assert "perf_callbacks" not in state_of(tmp_path / "checkpoint-8")["stateful_callbacks"]
 
 
 def test_a_checkpoint_of_the_model_alone_has_counters(tmp_path):

@@ -1,8 +1,8 @@
 """Amounts of batches in many forms, with the truth written beside each form: none is wrong, few are unknown."""
 
 import numpy as np
-import pytest
 import torch
+from rows import each_row
 from torch.nn.utils.rnn import pack_sequence
 
 from perf_callbacks.kernel.batches.reader import BatchReader
@@ -112,7 +112,7 @@ def shape_of(**tensors):
     return BatchReader().read({"x": t(8, 16), **tensors}).shape
 
 
-@pytest.mark.parametrize("name", ["cu_seqlens", "image_grid_thw", "position_ids", "lengths", "image_sizes"])
+@each_row("name", ["cu_seqlens", "image_grid_thw", "position_ids", "lengths", "image_sizes"])
 def test_values_that_say_how_much_work_a_batch_is_are_in_its_shape(name):
     reader = BatchReader()
     for make in (torch.tensor, np.array):

@@ -9,6 +9,7 @@ import attrs
 import numpy as np
 import pytest
 import torch
+from rows import each_row
 from torch.nn.utils.rnn import pack_sequence
 from transformers import BatchEncoding
 from transformers.modeling_outputs import BaseModelOutput
@@ -82,7 +83,7 @@ class Data:
         return iter(self._store)
 
 
-@pytest.mark.parametrize("form", [Fields, Slots, Attrs, Plain, Named, SimpleNamespace])
+@each_row("form", [Fields, Slots, Attrs, Plain, Named, SimpleNamespace])
 def test_an_object_is_read_by_its_attributes(form):
     batch = read(form(input_ids=IDS, labels=IDS))
     assert (batch.samples, batch.tokens) == (4, 32)
@@ -100,7 +101,7 @@ def test_a_mask_of_numbers_says_nothing_in_numpy_either():
     assert read({"input_ids": IDS.numpy(), "attention_mask": np.ones((4, 8))}).useful_tokens is None
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("batch", "samples", "shape"),
     [
         (X.numpy(), 4, (("", (4, 3)),)),
@@ -124,10 +125,9 @@ def test_batches_of_changing_sizes_have_shapes_of_their_own():
         assert () not in shapes
 
 
-@pytest.mark.parametrize(
+@each_row(
     "batch",
     [object(), 7, (row for row in "ab"), {"rows": {"a", "b"}}, torch.nn.Linear(2, 2), [object()], len],
-    ids=lambda batch: type(batch).__name__,
 )
 def test_what_can_not_be_read_is_unknown_and_named(batch):
     reader = BatchReader()
@@ -152,8 +152,8 @@ def test_a_batch_of_too_many_parts_is_not_walked_to_its_end():
 
 
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")
-@pytest.mark.parametrize("layout", [torch.jagged, torch.strided])
-@pytest.mark.parametrize("form", [lambda x: x, lambda x: [x], lambda x: {"x": x}], ids=["alone", "list", "dict"])
+@each_row("layout", [torch.jagged, torch.strided])
+@each_row("form", [lambda x: x, lambda x: [x], lambda x: {"x": x}])
 def test_nested_tensors_are_read_with_their_lengths(layout, form):
     reader = BatchReader()
     some, others, more = (
@@ -185,7 +185,7 @@ def test_packed_sequences_have_rows_and_steps(enforce_sorted):
     assert (other.samples, other.shape[0]) == (2, ("[0]", (9, 2)))
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("batch", "samples"),
     [
         pytest.param(([t(3, 8, 9), t(3, 7, 6)], [{"boxes": t(n, 4), "labels": t(n)} for n in (5, 2)]),
@@ -242,7 +242,7 @@ def ids(*sizes):
 TEXT = {"input_ids": ids(4, 8), "attention_mask": ids(4, 8)}
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("batch", "samples"),
     [
         # Samples that nobody put together, or several batches: lists of mappings, tuples, objects.
@@ -312,7 +312,7 @@ def test_lists_that_may_hold_samples_columns_or_batches_are_unknown(batch, sampl
     assert read(batch).samples == samples
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("batch", "samples", "tokens"),
     [
         ({"a": [t(8, 3), t(8)], "b": [t(16, 3), t(16)]}, 24, None),
@@ -327,7 +327,7 @@ def test_samples_of_several_loaders_add_up(batch, samples, tokens):
     assert (found.samples, found.tokens) == (samples, tokens)
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("batch", "samples"),
     [
         ((i(35, 20), i(35, 20)), None),

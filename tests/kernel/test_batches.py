@@ -4,16 +4,18 @@ from collections import UserDict, defaultdict
 
 import pytest
 import torch
+from rows import each_row
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from perf_callbacks.kernel.batches.reader import BatchReader
+from perf_callbacks.kernel.batches.tensors import is_sized, leaf
 
 IDS = torch.ones(4, 8, dtype=torch.long)
 MASK = (torch.arange(8) < torch.tensor([[8], [5], [3], [1]])).long()
 ROWS = torch.ones(4, 3)
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("batch", "expected"),
     [
         pytest.param({"input_ids": IDS}, (4, 32, None), id="token ids"),
@@ -93,6 +95,16 @@ def test_the_shape_of_each_tensor_is_read_in_every_batch(form):
     for place in range(1000):
         length, labels = 3 + place % 7, 8 if place < 900 else 5 + place % 3
         assert [sizes for _, sizes in reader.read(form(text(length, labels))).shape] == [(2, length), (2, labels)]
+
+
+def test_values_are_read_of_names_that_tell_a_size():
+    sized = (
+        "cu_seqlens", "cu_seqlens_q", "kv_len", "input_lengths", "max_length_q", "image_grid_thw", "spatial_shapes",
+        "position_ids", "inputs.offset", "batch_size", "token_count", "[0].sizes",
+    )  # fmt: skip
+    others = ("country", "account_id", "discount", "calendar", "counter_id", "valence", "gridlock", "labels", "[0]")
+    numbers = torch.ones(4, dtype=torch.long)
+    assert [name for name in (*sized, *others) if is_sized(leaf(name, numbers))] == [*sized]
 
 
 def test_like_batches_are_one_object():

@@ -6,6 +6,7 @@ import types
 
 import pytest
 from fakes import Fit, a_run
+from rows import each_row
 
 from perf_callbacks.kernel.fit import chain
 from perf_callbacks.kernel.process import processes
@@ -40,10 +41,9 @@ WRONG = (None, "x", True, -1, float("nan"), float("inf"))
 KNOWN = {"first_unix": 1.0, "elapsed_seconds": 5.0, "productive_seconds": 4.0, "step": 5}
 
 
-@pytest.mark.parametrize(
+@each_row(
     "carried",
     [{}, None, KNOWN | {"step": 4}, *[KNOWN | {name: value} for name in [*KNOWN][:3] for value in WRONG]],
-    ids=str,
 )  # fmt: skip
 def test_counters_without_sense_leave_the_time_unknown(carried):
     found = chain.before(carried, 5, a_run())

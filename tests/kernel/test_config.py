@@ -3,6 +3,7 @@
 import dataclasses
 
 import pytest
+from rows import each_row
 
 from perf_callbacks import ConfigError, PerfConfig
 from perf_callbacks.kernel.settings.config import rules
@@ -13,7 +14,7 @@ COUNT = "a whole number from 1 on"
 FLAG = "true or false"
 DIRECTORY = "a directory, with {job}, {run} and {host} as placeholders and {{ or }} for a brace, or None"
 
-BASELINE = 'auto, a directory of runs, samples/s per device such as "1500", or None'
+BASELINE = "auto or None. `perf-callbacks compare` and `perf-callbacks scaling` take other runs"
 FIELDS = {
     "enabled": ([True, False], ["yes", 1, None], FLAG),
     "flops": (["count", "estimate", "off"], ["counted", None, True], "one of count, estimate, off"),
@@ -50,7 +51,7 @@ FIELDS = {
         [1, b"out", "out/{jobs}", "{", "out}", "{}", "{run", "{{{run}}", "{job.real}", "{0}", "\n{"],
         DIRECTORY,
     ),
-    "baseline": ([None, "auto", "out/runs", "1500", "0.5"], ["", " ", b"out", True], BASELINE),
+    "baseline": ([None, "auto"], ["", "out/runs", "1500", 1500, b"auto", True], BASELINE),
     "profile": (
         ["off", "auto", "20:3", "1:20"],
         ["on", "20", "0:3", "20:0", "20:21", "20:3 ", 20, None],
@@ -69,24 +70,17 @@ def test_a_peak_may_be_a_number(number, text):
     assert PerfConfig(peak_tflops=number).peak_tflops == text
 
 
-@pytest.mark.parametrize(("number", "text"), [(1500, "1500"), (0.5, "0.5")])
-def test_a_baseline_may_be_a_number(number, text):
-    assert PerfConfig(baseline=number).baseline == text
-
-
 @pytest.mark.parametrize(("number", "text"), [(120, "120"), (0.5, "0.5")])
 def test_seconds_may_be_a_number(number, text):
     assert PerfConfig(stall_after=number).stall_after == text
 
 
-@pytest.mark.parametrize(
-    ("name", "value"), [(name, value) for name, (legal, _, _) in FIELDS.items() for value in legal]
-)
+@each_row(("name", "value"), [(name, value) for name, (legal, _, _) in FIELDS.items() for value in legal])
 def test_a_legal_value_is_kept_as_it_is(name, value):
     assert getattr(PerfConfig(**{name: value}), name) == value
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("name", "value", "wanted"), [(name, value, wanted) for name, (_, bad, wanted) in FIELDS.items() for value in bad]
 )
 def test_a_bad_value_is_refused_in_words(name, value, wanted):

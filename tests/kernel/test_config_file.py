@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import tiny
 import torch
+from rows import each_row
 
 from perf_callbacks import ConfigError, PerfConfig, journal
 from perf_callbacks.commands import main
@@ -40,7 +41,7 @@ def test_values_are_read_as_they_are_written():
     )
 
 
-@pytest.mark.parametrize("null", ["", " ~", " null", " none", ' ""'])
+@each_row("null", ["", " ~", " null", " none", ' ""'])
 def test_a_field_can_be_set_to_nothing(null):
     Path("perf.yaml").write_text(f"output_dir:{null}\n")
     config = PerfConfig(output_dir="out")

@@ -5,6 +5,7 @@ import sys
 from types import SimpleNamespace
 
 import pytest
+from rows import each_row
 from topologies import BY_NAME, TOPOLOGIES, devices, name, nvml, properties
 
 from perf_callbacks.kernel.process import cpu_facts
@@ -165,7 +166,7 @@ def test_the_place_of_a_rank_on_its_machine_is_told_by_its_launcher(tmp_path, en
     assert ((facts.local_rank, facts.local_world_size), facts.ranks_unknown) == (local, unknown)
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("environ", "rank"),
     [
         ({"LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4"}, 1),

@@ -2,7 +2,7 @@
 
 import dataclasses
 
-import pytest
+from rows import each_row
 
 from perf_callbacks.kernel.process.cpu_sets import CpuFacts, Gpu, Machine, choose, parse, part, ranges
 
@@ -17,7 +17,7 @@ def facts(**changes):
     return dataclasses.replace(CpuFacts(mask=parse("0-15"), machine=MACHINE, gpu=GPU), **changes)
 
 
-@pytest.mark.parametrize("text", ["", "0", "0-2", "0,2,4-6", "1-3,100-103"])
+@each_row("text", ["", "0", "0-2", "0,2,4-6", "1-3,100-103"])
 def test_cpus_are_read_and_written_as_the_kernel_does(text):
     assert ranges(parse(f"{text}\n")) == text
 
@@ -27,7 +27,7 @@ def chosen(mode, **changes):
     return None if found.cpus is None else ranges(found.cpus), found.why
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("mode", "changes", "cpus", "why"),
     [
         ("auto", {}, "4-7,12-15", "GPU 0000:1b:00.0 is on NUMA node 1"),

@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from perf_callbacks.kernel.process.cpu_time import CpuTime, idle, read, runnable, throttled
+from perf_callbacks.kernel.process.cpu_time import CpuTime, idle, read, runnable, throttled, voluntary_switches
 
 
 @pytest.fixture
@@ -28,6 +28,15 @@ def test_a_thread_has_run_and_has_waited(root):
 @pytest.mark.parametrize("text", ["", "0 0 0\n", "3", "a b c"])
 def test_a_system_that_tells_nothing_makes_it_unknown(root, text):
     assert read(root=root(text)) is None
+
+
+def test_switches_of_a_thread_are_read_from_its_status(tmp_path):
+    assert voluntary_switches(7, tmp_path) is None
+    (tmp_path / "proc/self/task/7").mkdir(parents=True)
+    (tmp_path / "proc/self/task/7/status").write_text(
+        "Name:\ta\nvoluntary_ctxt_switches:\t977\nnonvoluntary_ctxt_switches:\t5\n"
+    )
+    assert voluntary_switches(7, tmp_path) == 977
 
 
 @pytest.mark.parametrize(("state", "expected"), [("R", True), ("S", False), ("D", False), (None, False)])

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from fakes import FakeEvent, FakeStream
+from rows import each_row
 
 from perf_callbacks.kernel.engine.marks import BACK, END, WAIT
 from perf_callbacks.kernel.engine.stages import Stage
@@ -366,7 +367,7 @@ def a_model(*places):
     return SimpleNamespace(parameters=lambda: [SimpleNamespace(device=torch.device(place)) for place in places])
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("place", "parameters", "number", "expected"),
     [
         ("cuda:0", ["cuda:0", "cuda:1", "cuda:0"], 1, ["cuda:0", "cuda:1"]),

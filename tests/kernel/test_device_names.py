@@ -3,7 +3,7 @@
 import ast
 from pathlib import Path
 
-import pytest
+from rows import each_row
 
 import perf_callbacks
 
@@ -36,7 +36,7 @@ def test_only_one_file_names_kinds_of_devices():
     assert found == {}
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("source", "seen"),
     [
         ("place.type == 'cuda'", True),

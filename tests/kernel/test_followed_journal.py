@@ -98,6 +98,17 @@ def test_a_process_that_lets_go_of_its_journal_is_gone(tmp_path):
     assert followed.read(journal, {})[-1].signs.gone is None
 
 
+def test_the_next_attempt_has_no_process_of_the_attempt_before(tmp_path):
+    followed = FollowedJournals()
+    journal = write(tmp_path, a_fit(summary=False)) / "perf_callbacks/rank0.jsonl"
+    found = journal.stat()
+    followed.read(journal, {(os.major(found.st_dev), os.minor(found.st_dev), found.st_ino): NO_PROCESS})
+    with journal.open("ab") as file:
+        file.write(lines(a_fit(summary=False, attempt=2, host="another")))
+    signs = followed.read(journal, {})[-1].signs
+    assert (signs.pid, signs.gone) == (None, None)
+
+
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="the system has no list of processes")
 def test_a_process_that_lives_without_its_lock_is_not_gone(tmp_path):
     followed = FollowedJournals()

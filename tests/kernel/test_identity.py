@@ -4,8 +4,8 @@ import platform
 from pathlib import Path
 
 import forked
-import pytest
 import torch
+from rows import each_row
 from torch import nn
 from torch.utils.data import BatchSampler, DataLoader, SequentialSampler
 
@@ -13,7 +13,7 @@ from perf_callbacks.journal import Run, read
 from perf_callbacks.kernel.fit import identity
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("arguments", "shown"),
     [
         (["--token", "abc123"], "--token '***'"),
@@ -31,7 +31,7 @@ def test_secrets_are_not_in_the_command_line(arguments, shown):
     assert identity.command_line(["train.py", *arguments]) == f"train.py {shown}"
 
 
-@pytest.mark.parametrize(
+@each_row(
     "arguments",
     [
         ["--max_tokens", "512"],
@@ -52,7 +52,7 @@ def test_a_command_line_has_an_end():
     assert len(identity.command_line(["train.py", "x" * 100_000])) == 4096
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("environment", "job"),
     [
         ({}, None),

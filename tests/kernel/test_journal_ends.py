@@ -71,6 +71,15 @@ def test_a_search_for_the_beginnings_of_fits_has_a_limit(file, monkeypatch):
     assert (ends.run.run_id, ends.final, ends.last_step) == ("a", None, 20)
 
 
+def test_a_search_for_the_last_line_has_a_limit(file, monkeypatch):
+    monkeypatch.setattr(journal_ends, "MOST_SEARCHED_BYTES", 30_000_000)
+    with file.open("wb") as writing:  # a hole of 200 MB ends the file, and hides all lines near its end
+        writing.write(text(a_run(run_id="a", config={"max_journal_mb": 100}), steps(1, 10)).encode())
+        writing.truncate(200_000_000)
+    [ends] = read(file, {})
+    assert (ends.run.run_id, ends.latest, ends.full) == ("a", (), "")
+
+
 def test_steps_between_the_ends_are_not_read(file):
     with file.open("wb") as writing:  # its middle is a hole of 8 GB
         writing.write(text(a_run(run_id="a"), steps(1, 10)).encode())

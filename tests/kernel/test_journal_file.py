@@ -431,7 +431,7 @@ def test_no_journal_takes_everything_and_is_nowhere():
 
 
 @pytest.mark.skipif(
-    os.name == "nt", reason="flock is POSIX only: CHANGELOG says that journals are not locked on Windows"
+    os.name == "nt", reason="flock is POSIX only: docs/journal.md says that journals are not locked on Windows"
 )
 def test_a_closed_journal_is_unlocked_though_a_child_has_it_open(path, make):
     """A child that was forked outside of Python closes no journal. A duplicate of the file has the same lock."""

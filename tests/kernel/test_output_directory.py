@@ -2,12 +2,12 @@
 
 from pathlib import Path
 
-import pytest
+from rows import each_row
 
 from perf_callbacks.kernel.settings.output_directory import filled
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("template", "directory"),
     [
         ("out", "out"),
@@ -28,9 +28,7 @@ def test_what_is_unknown_has_a_name():
     assert filled("{run}", job="4711", run=None, host=None) == "4711"
 
 
-@pytest.mark.parametrize(
-    "value", ["../../etc", "/etc", "..", ".", "~", "a\x1b[2J", "a b\n", "C:\\x", "x" * 5000, "{run}"]
-)
+@each_row("value", ["../../etc", "/etc", "..", ".", "~", "a\x1b[2J", "a b\n", "C:\\x", "x" * 5000, "{run}"])
 def test_a_value_is_one_name(value):
     found = filled("{job}", job=value, run="a1", host=None)
     assert Path(found).name == found

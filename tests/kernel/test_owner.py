@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from weakref import ref
 
 import pytest
+from rows import each_row
 
 from perf_callbacks.kernel.process import owner
 from perf_callbacks.kernel.process.owner import Owner
@@ -67,7 +68,7 @@ CALLS = {
 }
 
 
-@pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
+@each_row("call", CALLS.values())
 def test_an_interrupt_at_any_point_of_a_call_leaves_the_lock_free(call):
     for at in itertools.count():
         lamp, fit, points = Lamp(), Fit(), itertools.count()

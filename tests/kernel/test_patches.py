@@ -3,6 +3,7 @@
 import itertools
 
 import pytest
+from rows import each_row
 
 from perf_callbacks.kernel.process.patches import Patches
 
@@ -54,7 +55,7 @@ def test_changes_on_changes_are_undone_last_first():
     assert vars(owner) == {}
 
 
-@pytest.mark.parametrize("order", [*itertools.permutations(range(3))])
+@each_row("order", [*itertools.permutations(range(3))])
 def test_fits_that_overlap_leave_all_as_found_in_whatever_order_they_end(order):
     owner, fits = Base(), [Patches() for _ in range(3)]
     for patches in fits:

@@ -106,8 +106,9 @@ def test_there_are_no_rates_of_the_job_if_sharing_of_samples_is_unknown(tmp_path
 @pytest.mark.parametrize("data_parallel", [None, 2], ids=["unknown", "given"])
 def test_ranks_that_exchange_tensors_in_pairs_may_share_samples(tmp_path, ranks, caplog, data_parallel):
     recorders, clock = ranks(data_parallel)
-    WAITS.transfers += 1  # as `dist.send` does
-    train(recorders, clock, steps=range(1, 5))
+    for step in range(1, 5):
+        WAITS.transfers += 1  # as `dist.send` does
+        train(recorders, clock, steps=range(step, step + 1))
     until(lambda: all(one.ranks.latest is not None and one.ranks.latest.last_step == 4 for one in recorders))
     row = recorders[0].row(4)
     for recorder in recorders:
@@ -122,6 +123,19 @@ def test_ranks_that_exchange_tensors_in_pairs_may_share_samples(tmp_path, ranks,
     sharing = replace(summary, memory=MemorySummary(data_parallel=recorders[0].data_parallel))
     assert run_figures.of(run, sharing).data_parallel == data_parallel
     assert caplog.text.count("ranks exchange tensors in pairs") == (data_parallel is None)
+
+
+def test_a_transfer_outside_of_most_steps_leaves_the_rates_known(tmp_path, ranks, caplog):
+    recorders, clock = ranks(None)
+    train(recorders, clock, steps=range(1, 3))
+    WAITS.transfers += 1  # as of a metric
+    train(recorders, clock, steps=range(3, 5))
+    until(lambda: all(one.ranks.latest is not None and one.ranks.latest.last_step == 4 for one in recorders))
+    assert "perf/samples_per_second_per_device" in recorders[0].row(4)
+    for recorder in recorders:
+        recorder.close()
+    assert records(tmp_path, Window)[-1].samples is not None
+    assert "rates of the whole job are unknown" not in caplog.text
 
 
 @pytest.mark.parametrize("exchange", ["on", "off"])

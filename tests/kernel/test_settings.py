@@ -3,6 +3,7 @@
 import re
 
 import pytest
+from rows import each_row
 
 from perf_callbacks import ConfigError, PerfConfig
 from perf_callbacks.kernel.settings.config import rules
@@ -41,7 +42,7 @@ def variable(name):
     return f"PERF_CALLBACKS_{name.upper()}"
 
 
-@pytest.mark.parametrize("name", rules())
+@each_row("name", rules())
 def test_every_field_is_set_by_its_variable(name):
     text, value, _ = FROM_ENV[name]
     settings = resolve(None, {variable(name): text})
@@ -79,7 +80,7 @@ def at(line, name, text):
     return FileEntry(name, text, f"perf.yaml, line {line}")
 
 
-@pytest.mark.parametrize("name", rules())
+@each_row("name", rules())
 def test_every_field_is_set_by_a_file(name):
     text, value, _ = FROM_ENV[name]
     settings = resolve(None, {}, [at(3, name, text)])
@@ -168,7 +169,7 @@ def test_a_variable_whose_value_is_gone_changes_nothing_and_says_what_to_do():
             resolve(None, {}, [FileEntry(name, value, "perf.yaml, line 2")])
 
 
-@pytest.mark.parametrize("name", sorted(rules()))
+@each_row("name", sorted(rules()))
 def test_what_is_built_needs_no_remark(name):
     _, value, _ = FROM_ENV[name]
     assert resolve(PerfConfig(**{name: value}), {}).remarks == ()

@@ -10,6 +10,7 @@ from types import ModuleType
 
 import pytest
 import torch.distributed as dist
+from rows import each_row
 
 from perf_callbacks.kernel.process import stacks
 
@@ -115,7 +116,7 @@ def calls(source, **names):
     return made.call
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("source", "waits"),
     [
         ("handle.wait(['a'])", True),
@@ -181,7 +182,7 @@ def positioned(module, source, name="call", inner=None):
         return stacks.position(thread.ident)
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("module", "name", "in_model"),
     [
         (None, "call", False),
@@ -280,7 +281,7 @@ def searches(begun, end):
             break
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("target", "polls"), [(asks, True), (looks_for_a_file, True), (trains, False), (searches, False), (waits, False)]
 )
 def test_a_loop_that_only_asks_whether_another_rank_is_done_polls(target, polls):

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 import torch.distributed as dist
+from rows import each_row
 from torch.distributed import _functional_collectives as functional
 
 from perf_callbacks.kernel.engine.marks import BACK, BEGIN, END, WAIT
@@ -170,7 +171,7 @@ def test_compiled_code_may_contain_a_wait(tape):
     assert compiled(torch.ones(2)).tolist() == [2.0, 2.0]
 
 
-@pytest.mark.parametrize("stage", [stage for stage in Stage if stage not in {Stage.GC, Stage.COMMUNICATION}])
+@each_row("stage", [stage for stage in Stage if stage not in {Stage.GC, Stage.COMMUNICATION}])
 def test_a_wait_leaves_its_stage_but_for_backward_and_work_outside_of_steps(stage):
     tape = Tape()
     tape.begin(0.0)

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 from combined_parts import PART, combine
+from rows import each_row
 
 from perf_callbacks.kernel.engine.windows import NOTICE, JobSettings, hold, rates
 from perf_callbacks.kernel.records.codec import pack, unpack
@@ -65,7 +66,7 @@ def test_samples_that_several_ranks_go_through_together_count_once():
     assert combine([*ranks[:5], replace(ranks[5], samples=13)]).samples is None
 
 
-@pytest.mark.parametrize(
+@each_row(
     "parts",
     [
         [],
@@ -91,7 +92,7 @@ def test_rates_are_amounts_over_seconds_and_the_unknown_is_left_out():
     assert rates(replace(WINDOW, seconds=0.0)) == {}
 
 
-@pytest.mark.parametrize("item", ITEMS, ids=lambda item: type(item).__name__)
+@each_row("item", ITEMS)
 def test_what_ranks_hand_each_other_makes_the_round_trip(item):
     assert unpack(type(item), pack(item)) == item
 
@@ -105,7 +106,7 @@ def test_a_request_holds_some_windows_later_and_from_then_on():
     assert third.holds == {"gc_interval": 250 + NOTICE * 50}
 
 
-@pytest.mark.parametrize("item", ITEMS, ids=lambda item: type(item).__name__)
+@each_row("item", ITEMS)
 def test_what_is_torn_anywhere_is_nothing(item):
     line = pack(item)
     assert [unpack(type(item), line[:cut]) for cut in range(len(line))] == [None] * len(line)

@@ -123,7 +123,7 @@ def test_the_environment_asks(monkeypatch, value, asked):
 
 
 def test_an_armed_process_imports_next_to_nothing():
-    """By the call that stands in the file of `perf-callbacks autoload`, and in that of earlier versions."""
+    """By the call that stands in the file of `perf-callbacks autoload`."""
     script = "import os, sys; found = {*sys.modules}; import perf_callbacks.autoload as a; a.arm_if_asked(); "
     script += "print(*sorted({name.partition('.')[0] for name in {*sys.modules} - found}))"
     script += "; assert type(sys.meta_path[0]).__module__ == 'perf_callbacks.launch.autoload'"
@@ -180,6 +180,7 @@ SWITCHED = {
 }
 
 
+@pytest.mark.needs_torch
 @pytest.mark.parametrize(("program", "variables", "times"), SWITCHED.values(), ids=SWITCHED)
 def test_a_switch_without_effect_is_told_once_at_the_end(tmp_path, program, variables, times):
     script = tmp_path / "train.py"

@@ -8,6 +8,7 @@ import tempfile
 from pathlib import Path
 
 import pytest
+from rows import each_row
 
 import perf_callbacks
 from perf_callbacks import commands
@@ -243,7 +244,7 @@ def test_a_program_without_a_trainer_is_told_of_it_once(tmp_path, source, told):
     assert [*left.iterdir()] == []
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("words", "flags"),
     [
         (["python"], []),

@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import pytest
+from rows import each_row
 
 from perf_callbacks.kernel.records.machine_records import Memory
 from perf_callbacks.kernel.records.module_records import OTHERS, ModuleWork
@@ -30,7 +31,7 @@ def test_a_measured_step_says_which_micro_batch_fits():
     assert fitting_micro_batch(PARTS, headroom_gb(PARTS)) is None  # nobody knows what is left
 
 
-@pytest.mark.parametrize(("headroom", "batch"), [(3.9, 0), (4.0, 0), (6.0, 4), (7.9, 7), (8.0, 8), (16.0, 16)])
+@each_row(("headroom", "batch"), [(3.9, 0), (4.0, 0), (6.0, 4), (7.9, 7), (8.0, 8), (16.0, 16)])
 def test_gradients_and_what_the_optimizer_makes_stay_as_large_with_a_smaller_micro_batch(headroom, batch):
     parts = replace(PARTS, temporary_gb=2.0)  # 8 GB grow at most, of which 4 GB do not
     assert fitting_micro_batch(parts, headroom) == batch
@@ -85,7 +86,7 @@ STEP = SimulatedStep(
 """Four layers of 1 GB, and 2 GB of weights outside of these."""
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("sharding", "ranks", "peak", "exchange"),
     [
         ("none", 1, 26.0, None),
@@ -116,15 +117,14 @@ def test_sizes_are_in_gb():
     assert on_rank(STEP, 1, "none", 4, GB)["weights"] == 6.0
 
 
-@pytest.mark.parametrize("guess", [1, 40, 2_000_000])
-@pytest.mark.parametrize(
+@each_row("guess", [1, 40, 2_000_000])
+@each_row(
     ("size", "turns"),
     [
         (lambda number: 2.0 + 0.5 * number, 4),
         (lambda number: 2.0 + max(0.5 * number, 3.0 * number - 60), 9),
         (lambda number: 7.0 + 100.0 * (number > 17), 29),
     ],
-    ids=["even", "steeper", "jump"],
 )
 def test_the_largest_number_takes_few_sizes(size, turns, guess):
     for limit in (-1.0, 2.5, 7.0, 30.25, 1e3):

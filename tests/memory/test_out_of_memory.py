@@ -5,6 +5,7 @@ import weakref
 
 import pytest
 import torch
+from rows import each_row
 from torch import nn
 
 from perf_callbacks.kernel.records.machine_records import HeldMemory, OutOfMemory
@@ -28,7 +29,7 @@ CPU = (
 CUDA = "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 79.15 GiB"
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("error", "found"),
     [
         (torch.OutOfMemoryError(CUDA), True),
@@ -169,7 +170,7 @@ def test_the_text_of_a_report():
     ]
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("known", "words"),
     [
         ({"fitting_micro_batch": None, "about_micro_batch": 4}, "about micro-batch 4 would have fitted, 16 didn't"),

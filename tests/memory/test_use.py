@@ -4,6 +4,7 @@ import math
 import random
 
 import pytest
+from rows import each_row
 
 from perf_callbacks.kernel.records.summary_parts import MemorySummary
 from perf_callbacks.memory.use import FEWEST, MOST, MemoryReading, MemoryUse, Series, leak, slope
@@ -29,9 +30,9 @@ def points(shape, *, length=60, noise=0.0, seed=0):
     ]
 
 
-@pytest.mark.parametrize("length", [30, 60, 96])
-@pytest.mark.parametrize("noise", [0.0, 0.01])
-@pytest.mark.parametrize("shape", SHAPES)
+@each_row("length", [30, 60, 96])
+@each_row("noise", [0.0, 0.01])
+@each_row("shape", SHAPES)
 def test_only_what_keeps_growing_is_a_leak(shape, noise, length):
     form, leaks = SHAPES[shape]
     for seed in range(20 if noise else 1):

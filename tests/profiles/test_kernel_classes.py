@@ -1,6 +1,6 @@
 """Classes of kernels as libraries name them. The names are from public traces of torch 1.9 to 2.9."""
 
-import pytest
+from rows import each_row
 
 from perf_callbacks.profiles.kernel_classes import CLASSES, RULES, of_kernel, of_name
 
@@ -96,7 +96,7 @@ KERNELS = {
 }
 
 
-@pytest.mark.parametrize(("kind", "name"), [(kind, name) for kind, names in KERNELS.items() for name in names])
+@each_row(("kind", "name"), [(kind, name) for kind, names in KERNELS.items() for name in names])
 def test_a_kernel_has_the_class_of_its_name(kind, name):
     assert of_name(name) == kind
 

@@ -2,6 +2,7 @@
 
 import pytest
 from kineto_events import BACKWARD, MAIN, annotation, kernel, launch, microseconds, operation, profile, step
+from rows import each_row
 
 from perf_callbacks.profiles.reduction import MOST_MODULES
 
@@ -119,7 +120,7 @@ QUERY, KEY, VALUE = [2, 4, 10, 8], [2, 4, 20, 8], [2, 4, 20, 6]
 PAIRS = 2 * 4 * 10 * 20
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("name", "shapes", "values", "flops"),
     [
         ("aten::mm", [[2, 3], [3, 5]], [], 60),

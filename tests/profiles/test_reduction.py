@@ -356,18 +356,3 @@ def test_the_busiest_of_several_devices_is_described():
     found = profile(kernel("elementwise", 0, 10), other)
     assert (found.devices, found.device) == (2, None)
     assert microseconds(found.class_seconds) == {"contraction": 90}
-
-
-def test_a_trace_of_2021_is_read():
-    """Kineto then had other categories, and stacks among the arguments."""
-    stack = "torch/nn/modules/linear.py(90): forward;model.py(7): forward;train.py(3): <module>"
-    found = profile(
-        {**operation("ProfilerStep#4", 0, 100), "cat": "Operator"},
-        {**operation("aten::to", 0, 50), "cat": "Operator", "args": {"External id": 3, "Call stack": stack}},
-        {**launch(9, 2), "cat": "Runtime"},
-        {**memcpy("HtoD", 10, 20, 9), "cat": "Memcpy"},
-        {**kernel("gemm", 40, 20), "cat": "Kernel", "args": {"device": 0, "external id": 3}},
-    )
-    assert (found.steps, found.first_step) == (1, 4)
-    assert found.copies[0].line == "model.py(7): forward"
-    assert [one.name for one in found.operations] == ["aten::to"]

@@ -5,6 +5,7 @@ import json
 
 import pytest
 from kineto_events import kernel, trace, write
+from rows import each_row
 
 from perf_callbacks.profiles.reduction import reduce_file
 from perf_callbacks.profiles.trace_events import TraceError, decode, number, read
@@ -67,7 +68,7 @@ def test_the_text_is_safe_for_a_terminal(tmp_path):
         reduce_file(tmp_path / "\x1b[2J.json")
 
 
-@pytest.mark.parametrize(("value", "expected"), [("12.5", 12.5), (3, 3.0), (True, None), ("a", None), (10**400, None)])
+@each_row(("value", "expected"), [("12.5", 12.5), (3, 3.0), (True, None), ("a", None), (10**400, None)])
 def test_a_number_is_finite_or_unknown(value, expected):
     assert number(value) == expected
     assert number(float("inf")) is None

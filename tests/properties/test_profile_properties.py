@@ -97,7 +97,7 @@ VALUES = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
     max_leaves=8,
 )
-NAMES = ["correlation", "External id", "Input Dims", "Input type", "Sequence number", "Call stack", "device", "flops"]
+NAMES = ["correlation", "External id", "Input Dims", "Input type", "Sequence number", "device", "flops"]
 STRANGE = st.fixed_dictionaries(
     {
         "ph": st.just("X"),

@@ -17,6 +17,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from exchange_job import LENGTH, Job, Windows
+from rows import each_row
 
 from perf_callbacks.kernel.engine.windows import NOTICE, JobSettings, Part
 from perf_callbacks.kernel.fit.place import Place
@@ -243,9 +244,11 @@ def test_a_fit_within_a_fit_leaves_the_outer_one_its_windows(job):
     assert job.latest == [job.whole(2)] * 3
 
 
-@pytest.mark.parametrize("garbage", ["", "{}", "\n", "null", "\x00", "[" * 100_000, "9" * 20_000, "half"])
-@pytest.mark.parametrize("key", ["verdict", "window", "part0 2", "part1 1", "part1 2"])
-def test_whatever_is_left_in_the_store_is_no_error(job, key, garbage):
+@each_row("garbage", ["", "{}", "\n", "null", "\x00", "[" * 100_000, "9" * 20_000, "half"])
+@each_row("key", ["verdict", "window", "part0 2", "part1 1", "part1 2"])
+def test_whatever_is_left_in_the_store_is_no_error(key, garbage):
+    job = Job()
+    job.step()
     store = dist.PrefixStore("perf_callbacks", job.store)
     job.through(0)
     if garbage == "half":

@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from exchange_job import Job, Windows
+from rows import each_row
 
 from perf_callbacks.kernel.fit.place import Place
 from perf_callbacks.kernel.settings.config import PerfConfig
@@ -399,22 +400,18 @@ def test_the_time_at_which_a_process_began_is_unknown_on_some_systems(monkeypatc
 MANY = rounds.MANY + 8
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("rank", "world_size", "local", "expected"),
     [
-        (0, MANY, (0, 8), range(8)),
-        (13, MANY, (5, 8), range(8, 16)),
-        (13, rounds.MANY, (5, 8), None),
-        (13, MANY, None, None),
-        (13, MANY, (0, 1), None),
-        (13, MANY + 1, (5, 8), range(8, 16)),
-        (13, MANY, (4, 8), range(9, 17)),
-        (3, MANY, (4, 8), None),
-        (MANY - 1, MANY, (5, 8), None),
-    ],
-    ids=[
-        *["first", "second machine", "few ranks", "unknown", "one per machine", "uneven machines"],
-        *["after a smaller machine", "not one after the other", "not one after the other, at the end"],
+        (0, MANY, (0, 8), range(8)),  # first
+        (13, MANY, (5, 8), range(8, 16)),  # second machine
+        (13, rounds.MANY, (5, 8), None),  # few ranks
+        (13, MANY, None, None),  # unknown
+        (13, MANY, (0, 1), None),  # one per machine
+        (13, MANY + 1, (5, 8), range(8, 16)),  # uneven machines
+        (13, MANY, (4, 8), range(9, 17)),  # after a smaller machine
+        (3, MANY, (4, 8), None),  # not one after the other
+        (MANY - 1, MANY, (5, 8), None),  # not one after the other, at the end
     ],
 )
 def test_one_rank_talks_for_its_machine_where_there_are_many(rank, world_size, local, expected):

@@ -9,6 +9,7 @@ from zlib import crc32
 
 import pytest
 from combined_parts import PART
+from rows import each_row
 
 from perf_callbacks.kernel.engine.resources import RESOURCES
 from perf_callbacks.kernel.engine.window_sharing import MOST_STEPS
@@ -84,7 +85,7 @@ def test_what_is_torn_anywhere_is_nothing():
     assert [unpacked(blob[cut:]) for cut in range(1, len(blob))] == [[]] * (len(blob) - 1)
 
 
-@pytest.mark.parametrize("at", range(0, len(pack_part(FULL, FIT)), 7))
+@each_row("at", range(0, len(pack_part(FULL, FIT)), 7))
 def test_a_damaged_part_costs_no_other(at):
     blob = bytearray(pack_part(FULL, FIT))
     blob[at] ^= 0x10
@@ -92,7 +93,7 @@ def test_a_damaged_part_costs_no_other(at):
     assert found == [BARE]
 
 
-@pytest.mark.parametrize("garbage", [b"x", b"\x00" * 1000, b"[2,50,0]", b"\x80\x04\x95", pack_part(FULL, FIT)[::-1]])
+@each_row("garbage", [b"x", b"\x00" * 1000, b"[2,50,0]", b"\x80\x04\x95", pack_part(FULL, FIT)[::-1]])
 def test_foreign_bytes_are_no_error(garbage):
     assert unpacked(garbage) == []
 
@@ -118,7 +119,7 @@ WINDOW, STEPS_OF_WINDOW, WORLD_SIZE, DATA_PARALLEL, STEPS, ATTEMPT, SECONDS, AMO
 )
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("header", "columns"),
     [
         ({WINDOW: -1}, None),

@@ -9,7 +9,7 @@ from journals import COUNT, a_fit, a_summary, steps
 from perf_callbacks.kernel.records.codec import Entry
 from perf_callbacks.kernel.records.fit_records import Window
 from perf_callbacks.kernel.records.metric_table import BY_NAME
-from perf_callbacks.report.explanation import MEANINGS, without_links
+from perf_callbacks.report.explanation import without_links
 from perf_callbacks.report.figure_table import BY_FIGURE, FIGURES
 from perf_callbacks.report.history import gather
 from perf_callbacks.report.page import render
@@ -112,17 +112,7 @@ def test_a_share_that_could_be_saved_is_given_in_seconds():
     assert "startup" in values(content(a_fit(0))["how"]["account"])
 
 
-def test_the_glossary_has_the_meanings_of_the_metrics():
-    words = MEANINGS
-    assert words["MFU"] == BY_NAME["mfu"].meaning
-    assert words["data"] == BY_NAME["data_time"].meaning
-    assert {"stage", "window", "straggler", "HFU", "peak", "stall"} <= {*words}
-    assert not any("](" in meaning for meaning in words.values())
-
-
-def test_headings_of_the_registry_need_no_escape():
-    # the page makes a regular expression of all words
-    assert all(form.replace(" ", "").isalpha() for form in MEANINGS)
+def test_each_figure_stands_once():
     assert len({figure.name for figure in FIGURES}) == len(FIGURES)
 
 

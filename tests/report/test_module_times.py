@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 from fakes import a_run
 from journals import COUNT, PROFILE, a_summary, steps
+from rows import each_row
 
 from perf_callbacks.kernel.records.codec import Entry
 from perf_callbacks.kernel.records.module_records import ModuleWork
@@ -48,7 +49,7 @@ def test_a_module_without_time_of_its_own_counts_for_its_parent():
     assert found["lm_head"] is None
 
 
-@pytest.mark.parametrize(
+@each_row(
     "records",
     [
         (steps(1, 20), a_summary()),
@@ -57,7 +58,6 @@ def test_a_module_without_time_of_its_own_counts_for_its_parent():
         (COUNT, steps(1, 20, model_flops=(None,) * 20), a_summary()),
         (COUNT, steps(1, 20), a_summary(peak_flops_per_second=None)),
     ],
-    ids=["no count", "no steps", "other steps", "unknown FLOPs", "no peak"],
 )
 def test_without_an_input_mfu_is_unknown(records):
     assert {*rows(*records).values()} == {None}

@@ -272,7 +272,7 @@ def test_missing_ranks_other_fits_and_newer_journals_are_said():
     assert found["notes"] == [
         "These journals hold 2 fits, and this is number 2. To show another fit: --fit NUMBER.",
         "Ranks without a journal here: 1, 2, of 3. No figure on this page includes them.",
-        f"A newer version wrote the journal (schema {SCHEMA + 1}): this page doesn't show what that version added.",
+        f"Another version wrote the journal (schema {SCHEMA + 1}, not {SCHEMA}). Records that differ are not shown.",
     ]
     assert (
         content([*a_fit(0, run_id="old"), *a_fit(0, run_id="new", started_unix=9e5)], number=1)["title"]["run"] == "old"

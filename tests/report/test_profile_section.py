@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 from journals import PROFILE, a_fit
+from rows import each_row
 
 from perf_callbacks.kernel.records.codec import Entry
 from perf_callbacks.report.history import gather
@@ -100,7 +101,7 @@ def test_profiled_steps_are_marked_among_the_events():
     assert [5, lane, "profile of rank 0, steps 5 to 6, trace profile0-5.json.gz"] in found["marks"]
 
 
-@pytest.mark.parametrize(
+@each_row(
     "change",
     [
         {"span_seconds": -1.0},

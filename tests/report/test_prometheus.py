@@ -5,6 +5,7 @@ from collections import Counter
 from dataclasses import replace
 
 import pytest
+from rows import each_row
 from watched import BEGAN, CASES, LASTS, ends, healthy, so_far
 
 from perf_callbacks.kernel.records.codec import Entry
@@ -119,7 +120,7 @@ def test_labels_are_escaped():
     assert all('run="a\\"} 1?# TYPE x gauge\\\\?[2J?"' in labels for _, labels in found)
 
 
-@pytest.mark.parametrize("number", [float("nan"), float("inf"), -1.0, 1e300, 10**90])
+@each_row("number", [float("nan"), float("inf"), -1.0, 1e300, 10**90])
 def test_no_number_breaks_the_text(number):
     huge = int(number) if number == 10**90 else 7
     summary = so_far(included_seconds=number, step=huge, stage_seconds={"data_time": number}, tokens=huge)

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from fakes import a_run
 from journals import a_summary, steps
+from rows import each_row
 
 from perf_callbacks.kernel.records.codec import Entry
 from perf_callbacks.kernel.records.journal_ends import FitEnds
@@ -58,7 +59,7 @@ AT = "at step 20 after 20.0 s"
 FAILED = a_summary(failure="RuntimeError: no")
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("run", "expected", "sentence"),
     [
         (at(ends(a_summary())), "ended", "ended 5.00 s ago, after step 20 and 20.0 s"),

@@ -3,6 +3,8 @@
 import re
 from html import unescape
 
+import pytest
+from forked import run
 from journals import a_summary
 
 from perf_callbacks.kernel.records.fit_records import Finding
@@ -16,6 +18,13 @@ def test_a_card_has_the_verdict_and_all_lines():
     assert unescape(verdict) == cards.verdict(summary)
     assert [unescape(verdict), *unescape(rest).split("\n")] == cards.lines(summary)
     assert " ".join(cards.closing(summary).split()).endswith(" ".join(unescape(rest).split()))
+
+
+@pytest.mark.parametrize("module", ["perf_callbacks.journal", "perf_callbacks.loop"])
+def test_a_program_that_has_a_summary_has_its_card(tmp_path, module):
+    script = tmp_path / "card.py"
+    script.write_text(f"import {module}; from perf_callbacks import Summary; print(callable(Summary._repr_html_))")
+    assert run(script, imports=("torch._dynamo",), directory=tmp_path)[:2] == (0, "True\n")
 
 
 EVIL = "</pre><script>alert(1)</script>\x1b[2J\u202e&\nsecond line"

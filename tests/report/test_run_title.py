@@ -1,12 +1,12 @@
 """Titles of runs, from what their `run` records know."""
 
-import pytest
 from fakes import a_run
+from rows import each_row
 
 from perf_callbacks.report.run_title import details, subject, title
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("known", "expected"),
     [
         ({"program": "/home/me/train.py", "model": "Llama", "host": "node7"}, "train.py · Llama · on node7"),

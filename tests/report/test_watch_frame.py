@@ -10,6 +10,7 @@ import pytest
 from fakes import a_run
 from journals import write
 from recorded import NOW, stand_still
+from rows import each_row
 from snapshots import matches
 from watched import BEGAN, CASES, LASTS, ends, healthy, so_far, straggler
 
@@ -34,16 +35,16 @@ def seen(case, columns, rows=None, footer=""):
     return watch_frame.frame(run, Paces().of(run), TerminalSize(columns=columns, rows=rows), footer)
 
 
-@pytest.mark.parametrize("columns", [40, 80, 200])
-@pytest.mark.parametrize("case", CASES)
+@each_row("columns", [40, 80, 200])
+@each_row("case", CASES)
 def test_a_frame_is_as_its_snapshot(case, columns):
     lines = [plain(line) for line in seen(case, columns)]
     assert max(map(len, lines)) <= columns
     assert matches(SNAPSHOTS / f"{case}-{columns}.txt", "\n".join(lines) + "\n")
 
 
-@pytest.mark.parametrize("columns", [5, 20, 40, 80, 200])
-@pytest.mark.parametrize("case", CASES)
+@each_row("columns", [5, 20, 40, 80, 200])
+@each_row("case", CASES)
 def test_the_first_lines_say_what_matters(case, columns):
     lines = seen(case, columns)
     said = " ".join(plain(line) for line in lines[:6]) if columns > 40 else " ".join(map(plain, lines[:14]))
@@ -58,8 +59,8 @@ def test_the_first_lines_say_what_matters(case, columns):
         assert sentence in " ".join(said.split())
 
 
-@pytest.mark.parametrize("rows", [1, 5, 10, 16, 24, 50])
-@pytest.mark.parametrize("case", CASES)
+@each_row("rows", [1, 5, 10, 16, 24, 50])
+@each_row("case", CASES)
 def test_a_frame_fills_a_terminal(case, rows):
     lines = seen(case, 80, rows, "q quit")
     assert len(lines) == rows

@@ -4,6 +4,7 @@ import dataclasses
 from pathlib import Path
 
 import pytest
+from rows import each_row
 from snapshots import matches
 
 from perf_callbacks.stalls.diagnosis import ENDED, RUNNING, STALLED, Note, Patience, blame, undecided
@@ -148,7 +149,7 @@ CASES = {
 """Notes and the ranks that cause the stall; ranks that are silent, and the number of ranks if some have no note."""
 
 
-@pytest.mark.parametrize("case", CASES)
+@each_row("case", CASES)
 def test_the_ranks_that_cause_a_stall_are_found(case):
     notes, causes, *more = CASES[case]
     assert {*said(notes, *more).causes} == causes

@@ -1,11 +1,14 @@
 """A step during which the whole process was suspended is no step of the training."""
 
+import ctypes
+import sys
+
 import pytest
 from fakes import Fit
 
 from perf_callbacks.kernel.engine.observer import Observer
-from perf_callbacks.kernel.process.watchdog import Watchdog
-from perf_callbacks.stalls.suspensions import Suspensions
+from perf_callbacks.kernel.process.watchdog import WATCHDOG, Watchdog
+from perf_callbacks.stalls.suspensions import RUNNING, Suspensions, needed_seconds
 
 
 class Process:
@@ -58,6 +61,15 @@ def test_a_suspension_before_the_step_is_not_in_it():
         process.now += 1.0
         process.tick()
     assert not process.suspensions.suspended(7.5)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux counts the switches of a thread")
+def test_a_call_into_c_that_holds_the_interpreter_lock_is_no_suspension():
+    suspensions = Suspensions(WATCHDOG)
+    before = needed_seconds()
+    ctypes.PyDLL(None).usleep(2_000_000)
+    assert needed_seconds() - before > RUNNING * 2.0
+    suspensions.closed()
 
 
 class Suspended(Observer):

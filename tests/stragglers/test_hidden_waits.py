@@ -3,6 +3,7 @@
 import random
 
 import pytest
+from rows import each_row
 
 from perf_callbacks.kernel.engine.steps import Columns
 from perf_callbacks.stragglers import signals
@@ -61,7 +62,7 @@ def named(stragglers):
     return {(one.ranks or (one.rank,), one.cause) for one in stragglers.costliest(8)}
 
 
-@pytest.mark.parametrize("ranks", [2, 3, 4, 5, 8])
+@each_row("ranks", [2, 3, 4, 5, 8])
 def test_no_healthy_rank_is_named_if_the_wait_for_a_slow_gpu_is_hidden(ranks):
     stragglers = job(ranks, gpu={0: 1.2})
     assert named(stragglers) == set()

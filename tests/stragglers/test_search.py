@@ -6,6 +6,7 @@ from array import array
 
 import pytest
 import traces
+from rows import each_row
 
 from perf_callbacks.kernel.records.rank_records import Straggler
 from perf_callbacks.stragglers.peers import LOCAL
@@ -30,8 +31,8 @@ def random_faults(seed, ranks, steps, number):
     ]
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 4, 64])
-@pytest.mark.parametrize("noise", [0.01, 0.03])
+@each_row("ranks", [1, 2, 4, 64])
+@each_row("noise", [0.01, 0.03])
 def test_every_fault_is_named_with_its_step_rank_and_cause(ranks, noise):
     faults = random_faults(7, ranks, 500, 12)
     told, stragglers = found(traces.windows(ranks, 500, seed=ranks, noise=noise, faults=faults))
@@ -40,8 +41,8 @@ def test_every_fault_is_named_with_its_step_rank_and_cause(ranks, noise):
     assert (stragglers.slowdown is not None and stragglers.slowdown > 1) == (ranks > 1)
 
 
-@pytest.mark.parametrize("ragged", [0.0, 0.2, 0.5])
-@pytest.mark.parametrize("ranks", [1, 2, 4, 32])
+@each_row("ragged", [0.0, 0.2, 0.5])
+@each_row("ranks", [1, 2, 4, 32])
 def test_quiet_ranks_are_never_named(ranks, ragged):
     told, stragglers = found(traces.windows(ranks, 500, seed=3, noise=0.03, tail=0.05, ragged=ragged))
     assert told == []
@@ -110,29 +111,18 @@ LEARNER, ACTOR, PAIRED = 0b0111, 0b0101, 0b1111
 SLOW = [(9, 3, "gc", 0.6)]
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("roles", "named", "others"),
     [
-        ([{"kind": LEARNER}] * 4, [(9, 3)], 0),
-        ([{"kind": ACTOR}, *[{"kind": LEARNER}] * 3], [(9, 3)], 1),
-        ([*[{"kind": LEARNER}] * 3, {"kind": ACTOR}], [], 1),
-        ([{"kind": kind << 4 | LEARNER} for kind in (1, 1, 2, 3)], [], 2),
-        ([{"kind": PAIRED}] * 4, [], 4),
-        ([{"kind": PAIRED, "pp": 0}, {"kind": LEARNER, "pp": 0}] * 2, [(9, 3)], 0),
-        ([{"kind": PAIRED, "cp": rank} for rank in range(4)], [(9, 3)], 0),
-        ([{"kind": PAIRED, "dp": rank} for rank in range(4)], [], 4),
-        ([{}] * 4, [(9, 3)], 0),
-    ],
-    ids=[
-        "alike",
-        "an actor",
-        "the slow rank is alone",
-        "sizes",
-        "pairs",
-        "pairs in a pipeline",
-        "pairs on a mesh",
-        "pairs of data-parallel ranks",
-        "unknown",
+        ([{"kind": LEARNER}] * 4, [(9, 3)], 0),  # alike
+        ([{"kind": ACTOR}, *[{"kind": LEARNER}] * 3], [(9, 3)], 1),  # an actor
+        ([*[{"kind": LEARNER}] * 3, {"kind": ACTOR}], [], 1),  # the slow rank is alone
+        ([{"kind": kind << 4 | LEARNER} for kind in (1, 1, 2, 3)], [], 2),  # sizes
+        ([{"kind": PAIRED}] * 4, [], 4),  # pairs
+        ([{"kind": PAIRED, "pp": 0}, {"kind": LEARNER, "pp": 0}] * 2, [(9, 3)], 0),  # pairs in a pipeline
+        ([{"kind": PAIRED, "cp": rank} for rank in range(4)], [(9, 3)], 0),  # pairs on a mesh
+        ([{"kind": PAIRED, "dp": rank} for rank in range(4)], [], 4),  # pairs of data-parallel ranks
+        ([{}] * 4, [(9, 3)], 0),  # unknown
     ],
 )
 def test_only_ranks_of_one_kind_of_work_are_compared(roles, named, others):

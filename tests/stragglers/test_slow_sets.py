@@ -5,6 +5,7 @@ from itertools import pairwise
 
 import pytest
 import traces
+from rows import each_row
 
 from perf_callbacks.stragglers.peers import GC, LOCAL, STEP, WORK
 from perf_callbacks.stragglers.search import Stragglers
@@ -45,7 +46,7 @@ def healed(times, slow):
     )
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("ranks", "slow"),
     [
         (10, {3: 1.09, 7: 1.09}),
@@ -184,8 +185,8 @@ def test_stages_of_one_rank_each_are_compared_too():
     assert stragglers.uneven_stages_seconds == pytest.approx(0.3 * 200, rel=0.1)
 
 
-@pytest.mark.parametrize("noise", [0.02, 0.1])
-@pytest.mark.parametrize("ranks", [2, 4, 16, 64])
+@each_row("noise", [0.02, 0.1])
+@each_row("ranks", [2, 4, 16, 64])
 def test_chance_names_no_rank_and_is_told_as_chance(ranks, noise):
     times = noisy([1.0] * ranks, steps=300, noise=noise, seed=ranks)
     stragglers = searched(a_job(times))

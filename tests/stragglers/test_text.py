@@ -17,7 +17,7 @@ def lines_of(of):
     return lines(of.stragglers)
 
 
-NEWER = {
+OTHERS = {
     "costliest_ranks",
     "uneven_batches_seconds",
     "uneven_stages_seconds",
@@ -26,7 +26,7 @@ NEWER = {
     "other_work",
     "undecided_steps",
 }
-"""Fields that the first schema lacks."""
+"""Figures that `a_summary_of` has no name for."""
 
 
 def summary(**changes):
@@ -39,7 +39,7 @@ def summary(**changes):
         "straggler_seconds": {"gc": 10.0, "data": 6.2},
         "stragglers": ((3, "gc", 10.0, 38), (0, "data", 6.0, 1), (1, "data", 0.2, 1)),
     }  # fmt: skip
-    newer = {name: changes.pop(name) for name in NEWER & changes.keys()}
+    newer = {name: changes.pop(name) for name in OTHERS & changes.keys()}
     found = a_summary_of(**usual | changes)
     return replace(found, stragglers=replace(found.stragglers, **newer))
 

@@ -4,6 +4,7 @@ import math
 import random
 
 import pytest
+from rows import each_row
 
 from perf_callbacks.trials.gains import CLOSE, OTHER, SAME, compared, gains, quantile
 
@@ -59,7 +60,7 @@ def test_quantiles_fall_to_the_normal_distribution():
     assert found[-1] == pytest.approx(1.972, abs=0.002)
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("first", "second", "kind"),
     [
         ([1.0, math.nan], [1.0, math.nan], SAME),

@@ -4,6 +4,7 @@ import re
 from pathlib import Path
 
 import pytest
+from rows import each_row
 
 from perf_callbacks.kernel.records.fit_records import Finding
 from perf_callbacks.trials.plan import TrialOutcome
@@ -66,7 +67,7 @@ def test_the_lines_of_the_table_are_lines_of_rules():
     assert [line for line in EXPECTED if line not in LINES] == []
 
 
-@pytest.mark.parametrize("line", LINES)
+@each_row("line", LINES)
 def test_a_line_calls_for_its_remedy(line):
     found = of_finding(finding(line))
     if line not in EXPECTED:

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 from fakes import a_run
+from rows import each_row
 
 from perf_callbacks.kernel.records.fit_records import Finding
 from perf_callbacks.report import cards
@@ -47,13 +48,12 @@ def test_a_stored_gain_is_in_the_finding_of_the_same_program():
     assert factor == pytest.approx(1.31, abs=0.001)
 
 
-@pytest.mark.parametrize(
+@each_row(
     "other",
     [
         {"model": "Other"}, {"parameters": 8}, {"batch": 8}, {"device": "NVIDIA H200"}, {"world_size": 2},
         {"program": "other.py"}, {"directory": "/home/b"},
     ],
-    ids=lambda one: next(iter(one)),
 )  # fmt: skip
 def test_another_program_has_no_gain(other):
     results.store(result([1.0, 1.01, 0.99]))

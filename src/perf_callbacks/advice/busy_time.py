@@ -50,7 +50,7 @@ def fusing(facts: Facts, measured: Measured) -> Finding | None:
     """Advise torch.compile, which fuses element-wise operations and casts on a device.
 
     The rule subtracts the savings of the rules `attention` and `recompute`, so that no saving counts twice. On a CPU,
-    compilation saved little or nothing: see `benchmarks/fusing.py`.
+    compilation saved little or nothing: see `docs/verdict.md`.
     """
     steps = profiled(facts, measured)
     if steps is None or steps.on_cpu or facts.compiled:

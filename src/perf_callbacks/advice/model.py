@@ -23,8 +23,8 @@ RECOMPUTED = (0.75, 1.65)
 """Lower and upper limit for the time of recomputation, divided by an estimate of this time from FLOPs.
 
 Recomputation may take longer than the estimate, because operations without FLOPs run again too. The values come from
-ten Llamas on one thread: see `benchmarks/advice_figures.py llama`. Six programs of `benchmarks/promises.py` saved 1.05
-to 1.63 times the estimate.
+ten Llamas on one thread: `benchmarks/advice_figures.py llama` at 0da62bbb. Six programs of `benchmarks/promises.py`
+saved 1.05 to 1.63 times the estimate.
 """
 
 FORWARDS = 1.4
@@ -53,8 +53,8 @@ SAVED = {
 }
 """Shares of an update's time that `fused=True` saves on a CPU, by optimizer and mean size in `SIZES`.
 
-`benchmarks/optimizers.py` measured the shares with torch 2.13 on one thread, for 10 to 400 tensors of 64 to 262,144
-elements. SGD means SGD with momentum. Without momentum, `fused=True` saves nothing for large tensors.
+`benchmarks/optimizers.py` at 0da62bbb measured the shares with torch 2.13 on one thread, for 10 to 400 tensors of 64 to
+262,144 elements. SGD means SGD with momentum. Without momentum, `fused=True` saves nothing for large tensors.
 """
 
 UPDATED = (0.9, 1.7)

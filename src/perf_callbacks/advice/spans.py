@@ -37,7 +37,7 @@ def _rarer(kind: str, noun: str, facts: Facts, measured: Measured | None) -> Fin
         return None
     apart = max(1, round(summary.steps / count))
     evidence = f"{noun} took {seconds / measured.seconds:.0%} of the run: one after every {_steps(apart)}"
-    how = facts.rarer.get(kind, Rarer("one after every {steps} steps"))
+    how = facts.rarer.get(kind, Rarer())
     low, share = interrupting(seconds * (1 - 1 / rarer) / measured.seconds, MOST_SAVED[kind])
     return finding(kind, share, evidence, how.written(apart * rarer, rarer), low=low)
 

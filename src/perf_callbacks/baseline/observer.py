@@ -3,17 +3,15 @@
 When the fit ends, the observer adds the run to the ledger.
 """
 
-import math
 import os
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from threading import Thread
 
 from typing_extensions import override
 
-from perf_callbacks.baseline import ledger, recorded_baseline
+from perf_callbacks.baseline import ledger
 from perf_callbacks.baseline.ledger import LedgerLine
-from perf_callbacks.baseline.standing import against_rate, line, standing
+from perf_callbacks.baseline.standing import line, standing
 from perf_callbacks.kernel.engine.observer import Observer
 from perf_callbacks.kernel.failures import guard, logs
 from perf_callbacks.kernel.fit.recorder import Recorder, log
@@ -32,12 +30,10 @@ EARLY_SECONDS = 10.0
 """The compared steps must last at least this many seconds. In their first second, even equal runs differ much."""
 
 RUNS = 5
-"""Largest number of runs that the ledger contributes to a baseline."""
+"""Largest number of runs in a baseline."""
 
 CLOSE_SECONDS = 1.0
 """Longest time in seconds for which the end of a fit waits for the write to the ledger."""
-
-AUTO = "auto"
 
 
 def begin(recorder: Recorder, training: Training) -> "BaselineWatch | None":
@@ -67,24 +63,14 @@ class BaselineWatch(Observer):
         self._process = os.getpid()
         self._baseline: Sequence[RunFigures] = ()
         self._early: RunFigures | None = None
-        wanted = recorder.config.baseline
-        self._rate = None if wanted is None else rate_of(wanted)
-        if self._rate is not None and 0 < self._rate < math.inf:
-            recorder.engine.baseline_rate = self._rate
         self._known, self._ended = recorder.config.baseline is None, False
 
     def read(self) -> None:
         """Read the runs of the baseline. This method runs on a separate thread."""
         with guard(logs(log.info, "perf_callbacks: no baseline: %s.")):
-            wanted, run = self._recorder.config.baseline, self._recorder.run
-            if wanted == AUTO:
-                lines = ledger.last(ledger.read(self._file), ledger.key(run), RUNS, besides=run.run_id)
-                self._baseline = [one.early for one in lines if one.early is not None]
-            elif wanted is not None and self._rate is None:
-                self._baseline = recorded_baseline.read(
-                    Path(wanted).expanduser(), EARLY_STEPS, EARLY_SECONDS, besides=run.run_id
-                )
-                self._recorder.engine.baseline_rate = recorded_baseline.rate_per_device(self._baseline, run)
+            run = self._recorder.run
+            lines = ledger.last(ledger.read(self._file), ledger.key(run), RUNS, besides=run.run_id)
+            self._baseline = [earlier.early for earlier in lines if earlier.early is not None]
         self._known = True
 
     def tick(self, now: float) -> bool:  # noqa: ARG002 what counts is the number of steps
@@ -126,7 +112,7 @@ class BaselineWatch(Observer):
                 thread.join(CLOSE_SECONDS)
 
     def _compare(self, early: RunFigures) -> None:
-        found = against_rate(early, self._rate) if self._rate else standing(early, self._baseline)
+        found = standing(early, self._baseline)
         if found is None:
             return
         text = line(found)
@@ -142,11 +128,3 @@ class BaselineWatch(Observer):
             state = "ended" if summary.failure is None else "failed"
             figures = run_figures.of(run, summary, directory=directory, state=state)
             ledger.append(LedgerLine(key=ledger.key(run), run=figures, early=self._early), self._file)
-
-
-def rate_of(text: str) -> float | None:
-    """Return the samples per second if the setting is a number, or None if it is `auto` or a directory."""
-    try:
-        return float(text)
-    except ValueError:
-        return None

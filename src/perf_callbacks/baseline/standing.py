@@ -1,7 +1,7 @@
 """Comparison of a run with its baseline: the change of the step time, and the versions and stages that changed."""
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean
 
@@ -10,7 +10,7 @@ from perf_callbacks.report.batch_means import Change, Estimate, change_between_r
 from perf_callbacks.report.layout import clean
 from perf_callbacks.report.likeness import SAME_AMOUNT, SAME_LENGTH
 from perf_callbacks.report.run_figures import RunFigures
-from perf_callbacks.report.units import duration, rate
+from perf_callbacks.report.units import duration
 
 LEAST = 0.05
 """Least relative change of the step time that is reported."""
@@ -30,14 +30,9 @@ class Standing:
     """Result for a run that is surely slower or faster than its baseline."""
 
     change: Change
-    """Relative change of the step time, with its 99 % interval.
-
-    If the baseline is a rate, the interval has no width.
-    """
+    """Relative change of the step time, with its 99 % interval."""
     runs: int
-    """Number of runs in the baseline, or 0 if the baseline is a number of samples per second."""
-    rate: float | None = None
-    """Samples per second and per device, or None if the baseline consists of runs."""
+    """Number of runs in the baseline."""
     versions: Mapping[str, tuple[str, str]] = field(default_factory=dict)
     """Packages whose current version was not used in any run of the baseline.
 
@@ -74,26 +69,10 @@ def standing(run: RunFigures, baseline: Sequence[RunFigures]) -> Standing | None
     return Standing(change=change, runs=len(kept), versions=_versions(run, kept), stages=_stages(run, kept))
 
 
-def against_rate(run: RunFigures, samples_per_second: float) -> Standing | None:
-    """Compare the first steps of a run with a number of samples per second and device.
-
-    None means that the run is about as fast as this rate, or that its own rate is unknown.
-    """
-    now = run.samples_per_second_per_device
-    if not now or samples_per_second <= 0:
-        return None
-    longer = samples_per_second / now - 1
-    if not math.isfinite(longer) or abs(math.log1p(longer)) < math.log1p(LEAST):
-        return None
-    return Standing(change=Change(longer, longer, longer), runs=0, rate=samples_per_second)
-
-
 def line(found: Standing) -> str:
     """Return a line such as "… 32.0 % slower than the last 5 undisturbed runs …: torch 2.14 -> 2.15."."""
     moved = found.change
     share = f"{100 * abs(moved.change):.1f} % {'slower' if found.slower else 'faster'}"
-    if found.rate is not None:
-        return f"perf_callbacks: {share} than the baseline of {rate(found.rate)} samples/s per device."
     ends = sorted([abs(moved.low), abs(moved.high)])
     known = f"last {found.runs} undisturbed runs of this program"
     causes = [f"{clean(name)} {clean(before)} -> {clean(now)}" for name, (before, now) in found.versions.items()]
@@ -109,20 +88,16 @@ def line(found: Standing) -> str:
 
 def alike(one: RunFigures, other: RunFigures) -> bool:
     """Return True if two runs have the same model, batch, device and number of ranks. Unknown values are ignored."""
-    if not same(one, other, ("parameters", "batch", "device", "devices", "world_size")):
-        return False
+    for name in ("parameters", "batch", "device", "devices", "world_size"):
+        before, now = getattr(one, name), getattr(other, name)
+        if before is not None and now is not None and before != now:
+            return False
     for name, most in (("samples_per_second", SAME_AMOUNT), ("tokens_per_second", SAME_LENGTH)):
         amounts = [_per_step(getattr(figures, name), figures) for figures in (one, other)]
         known = [amount for amount in amounts if amount is not None]
         if len(known) == len(amounts) and max(known) - min(known) > most * max(known):
             return False
     return True
-
-
-def same(one: object, other: object, fields: Iterable[str]) -> bool:
-    """Return True if these fields have the same values in two objects. Unknown values are ignored."""
-    pairs = [(getattr(one, name), getattr(other, name)) for name in fields]
-    return all([None in pair or pair[0] == pair[1] for pair in pairs])
 
 
 def _per_step(amount_per_second: float | None, run: RunFigures) -> float | None:

@@ -10,7 +10,6 @@ from perf_callbacks.commands import (
     autoload,
     check,
     compare,
-    configure,
     demo,
     flops,
     goodput,
@@ -52,7 +51,6 @@ COMMANDS: dict[str, Command] = {
     "run": run,
     "launch": launch,
     "try": try_program,
-    "config": configure,
     "status": status,
     "autoload": autoload,
     "check": check,
@@ -70,6 +68,13 @@ COMMANDS: dict[str, Command] = {
     "goodput": goodput,
 }
 """All commands by name, in the order in which the help lists them."""
+
+GONE = {
+    "config": "write the section perf_callbacks into accelerate's config by hand, as docs/accelerate-config.md shows",
+    "check --cost": "docs/benchmarks.md has the cost; `python benchmarks/overhead.py` measures it from a checkout",
+    "flops --config": "give the path of config.json without --config",
+}
+"""Maps a command, or a command with an option, that no longer exists to what to do instead."""
 
 PIPE_CLOSED = 141
 """Exit status of a command whose output pipe was closed, as in `perf-callbacks status | head -1`."""
@@ -101,7 +106,13 @@ def parser() -> argparse.ArgumentParser:
 
 
 def _run(words: Sequence[str] | None) -> int:
-    arguments = parser().parse_args(run.unparsed(sys.argv[1:] if words is None else words))
+    words = sys.argv[1:] if words is None else words
+    for command, instead in GONE.items():
+        name, *options = command.split()
+        if words[:1] == [name] and {*options} <= {word.partition("=")[0] for word in words}:
+            print(f"perf-callbacks {command} is gone: {instead}.", file=sys.stderr)
+            return 2
+    arguments = parser().parse_args(run.unparsed(words))
     command, chosen = arguments.command, arguments.parser
     try:
         return int(command.run(arguments))

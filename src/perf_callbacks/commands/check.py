@@ -2,7 +2,6 @@
 
 import argparse
 import json
-import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
@@ -16,8 +15,6 @@ from perf_callbacks.kernel.process import nvml, terminal
 from perf_callbacks.kernel.process.cpu_sets import choose, ranges
 from perf_callbacks.kernel.records.fit_records import Checklist
 from perf_callbacks.kernel.settings import config_file
-from perf_callbacks.kernel.settings.config import ConfigError
-from perf_callbacks.launch.cost import processes
 from perf_callbacks.report import opening_card
 from perf_callbacks.report.layout import aligned, wrapped
 from perf_callbacks.report.units import DASH, speed
@@ -54,14 +51,6 @@ LATER = (
     "busy for some seconds"
 )
 
-EXPLAINED = (
-    "Medians of turns with the callback against the turns before and after, with 95 % intervals. The step is a step "
-    "without the callback, which the time is added to: the 10th percentile, since other programs disturb quick steps "
-    "least. The control compares two turns without the callback: if zero lies outside, the machine was too busy. CPU "
-    "time includes work that the callback does in few steps. Once per run: the start, the first 320 steps, in some of "
-    "which FLOPs are counted, and the end."
-)
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
@@ -77,22 +66,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="on an accelerator, measure the peak now if a training would; this keeps the device busy for seconds",
     )
-    parser.add_argument(
-        "--cost",
-        type=float,
-        nargs="?",
-        const=12.0,
-        metavar="SECONDS",
-        help="instead, measure how much time the callback adds to a step, in short trainings with and without it: "
-        "seconds for each installed integration (default: 12)",
-    )
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print the checklist, the advice and the peak for a training on this machine, or the cost of the callback."""
-    if arguments.cost is not None:
-        return _cost(arguments.cost, as_json=arguments.json)
+    """Print the checklist, the advice and the peak for a training on this machine."""
     from perf_callbacks import checklist  # noqa: PLC0415 other commands do without torch
     from perf_callbacks.advice import observer as advising  # noqa: PLC0415 as above
     from perf_callbacks.flops.peaks import peak_source  # noqa: PLC0415 as above
@@ -143,24 +121,6 @@ def run(arguments: argparse.Namespace) -> int:
     statuses = {row.status for row in rows} | {rank["status"] for rank in bindings}
     unknown = peak is None and not off and not later
     return LEFT_TO_DO if unknown or findings or statuses & checklist.LEFT_TO_DO else 0
-
-
-def _cost(seconds: float, *, as_json: bool) -> int:
-    if not math.isfinite(seconds) or seconds <= 0:
-        raise ConfigError("--cost: seconds must be positive")
-    costs = [*processes.measure(processes.installed(), seconds)]
-    if as_json:
-        print(json.dumps([asdict(one) for one in costs], indent=2, allow_nan=False))
-        return 0
-    print("\n".join([*processes.table(costs), ""]))
-    most = max(max(one.step.high, one.cpu.high) for one in costs)
-    bad = [one.integration for one in costs if not one.control.low <= 0 <= one.control.high]
-    said = [f"A step of 100 ms takes at most {most / 0.1:.3%} longer by these figures."]
-    if bad:
-        said.append(f"The machine was too busy to measure {' and '.join(bad)}: its control excludes zero.")
-    said.append(EXPLAINED)
-    print("\n".join([line for text in said for line in wrapped(text, indent="", width=terminal.columns())]))
-    return 0
 
 
 def _device_notes(here: "torch.device", refused: str | None) -> Iterator[str]:

@@ -3,16 +3,15 @@
 import argparse
 import json
 import sys
-from collections.abc import Iterable
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from perf_callbacks.flops.calculator.architecture import LARGEST, Architecture, dimensions
-from perf_callbacks.flops.calculator.conventions import ConventionFigures, ConventionWork, Job, compare
+from perf_callbacks.flops.calculator.conventions import CONVENTIONS, ConventionWork, step_flops
 from perf_callbacks.flops.peaks import peak_rates as peaks
 from perf_callbacks.kernel.settings.config import ConfigError
-from perf_callbacks.report import convention_table as report
+from perf_callbacks.report.layout import aligned
+from perf_callbacks.report.units import DASH, percent
 
 SUMMARY: str = "compute FLOPs, TFLOPS, MFU and HFU of a training step by each common formula"
 
@@ -28,158 +27,98 @@ _MODEL: dict[str, tuple[type, str]] = {
     "params": (float, "number of all parameters, such as 52e9 (default: the sum of the matrices)"),
     "vocab": (int, "tokens in the vocabulary"),
 }
-
-LEAST = 1e-9
-"""Smallest step time in seconds, and smallest rate, that the command accepts."""
-
 _RUN: dict[str, tuple[type, str]] = {
-    "batch": (int, "sequences in an optimizer step, over all GPUs"),
-    "gpus": (int, "GPUs"),
+    "batch": (int, "sequences in an optimizer step, over all GPUs (default: 1)"),
+    "gpus": (int, "GPUs (default: 1)"),
     "step-time": (float, "seconds per optimizer step"),
     "tokens-per-second-per-gpu": (float, "give this instead of the step time"),
     "peak-tflops": (str, 'dense peak of a GPU: "312" or "bf16=312,fp32=19.5"'),
     "device": (str, 'name of a GPU with a known peak, such as "NVIDIA H100 80GB HBM3"'),
+    "dtype": (str, "number format of most products (default: bf16)"),
 }
+_OPTIONS = {"recompute": ("none", "selective", "full"), "trainable": ("all", "lora"), "causal": ("full", "half")}
+_FIGURES = ("model_flops_per_step", "hardware_flops_per_step", "model_tflops_per_gpu", "mfu", "hfu")
+_HEADINGS = ("model FLOPs", "of matmul", "hardware FLOPs", "model TFLOPS/GPU", "hardware TFLOPS/GPU", "MFU", "HFU")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
-    parser.add_argument("path", nargs="?", metavar="CONFIG", help="config.json of a model on Hugging Face")
-    model = parser.add_argument_group("the model", "these options override config.json")
-    model.add_argument("--config", metavar="CONFIG", help="the same as CONFIG")
-    _add(model, _MODEL)
-    model.add_argument(
-        "--tied", action="store_true", default=None, help="the output head uses the weights of the embedding"
-    )
-    run = parser.add_argument_group("the run")
-    run.add_argument("--seq", type=int, required=True, help="tokens in a sequence")
-    _add(run, _RUN)
-    run.add_argument("--dtype", default="bf16", help="number format of most products (default: bf16)")
-    run.add_argument(
-        "--recompute", choices=("none", "selective", "full"), default="none", help="activation recomputation"
-    )
-    run.add_argument("--trainable", choices=("all", "lora"), default="all", help="lora: only adapters are trained")
-    run.add_argument(
-        "--causal",
-        choices=("full", "half"),
-        default="full",
-        help="share of causal attention that the convention matmul counts",
-    )
+    parser.add_argument("path", nargs="?", metavar="CONFIG", help="config.json of a model; options win over it")
+    parser.add_argument("--seq", type=int, required=True, help="tokens in a sequence")
+    for name, (kind, description) in (_MODEL | _RUN).items():
+        parser.add_argument(f"--{name}", type=kind, help=description)
+    for name, choices in _OPTIONS.items():
+        parser.add_argument(f"--{name}", choices=choices, default=choices[0], help=f"default: {choices[0]}")
+    parser.add_argument("--tied", action="store_true", default=None, help="the output head is the embedding")
     parser.add_argument("--json", action="store_true", help="print JSON")
-
-
-def _add(group: Any, options: dict[str, tuple[type, str]]) -> None:
-    for name, (kind, description) in options.items():
-        group.add_argument(f"--{name}", type=kind, help=description)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the FLOPs, TFLOPS, MFU and HFU of every convention."""
-    model = _model(arguments)
-    work = _work(arguments)
-    peak = _peak(arguments)
-    job = _job(arguments, work, peak)
-    results = compare(model, work, job)
-    if all(result.model_flops_per_step is None for result in results.values()):
-        raise ConfigError(
-            "the model: got too few sizes, wanted --params, or --layers, --hidden and --vocab, or CONFIG."
+    numbers = [getattr(arguments, name.replace("-", "_")) for name in (*_MODEL, *_RUN, "seq")]
+    if any(not 0 < number <= LARGEST for number in numbers if isinstance(number, int | float)):
+        raise ConfigError(f"got an impossible number, wanted numbers above 0 and up to {LARGEST:g}.")
+    rate, seconds, gpus = arguments.tokens_per_second_per_gpu, arguments.step_time, arguments.gpus or 1
+    if seconds and (rate or not arguments.batch):
+        raise ConfigError("--step-time: wanted --batch with it, and no --tokens-per-second-per-gpu.")
+    options = {name: getattr(arguments, name) for name in _OPTIONS}
+    work, model = ConventionWork(batch=arguments.batch or 1, seq=arguments.seq, **options), _model(arguments)
+    seconds = work.tokens / (rate * gpus) if rate else seconds
+    peak, source = _peak(arguments)
+
+    def of_a_gpu(flops: int | None, per_second: float | None) -> float | None:
+        return None if flops is None or not seconds or not per_second else flops / gpus / seconds / per_second
+
+    rows, lines = {}, []
+    for name in CONVENTIONS:
+        flops, executed = step_flops(name, model, work)
+        mfu, hfu = of_a_gpu(flops, peak), of_a_gpu(executed, peak)
+        tflops = [of_a_gpu(flops, peaks.TERA), of_a_gpu(executed, peaks.TERA)]
+        rows[name] = dict(zip(_FIGURES, (flops, executed, tflops[0], mfu, hfu), strict=True))
+        ours = rows["matmul"]["model_flops_per_step"]
+        shown = zip(
+            (flops, flops and ours and flops / ours, executed, *tflops),
+            (".3e", ".3f", ".3e", ".1f", ".1f"),
+            strict=True,
         )
-    _check_shares(results.values())
+        cells = [DASH if value is None else f"{value:{form}}" for value, form in shown]
+        lines.append([name, *cells, percent(mfu), percent(hfu)])
     if arguments.json:
-        print(json.dumps({"conventions": {name: asdict(result) for name, result in results.items()}}, indent=2))
+        print(json.dumps({"conventions": rows}, indent=2))
     else:
-        print(report.render(model, work, job, results, peak=None if peak is None else peak.source))
+        print("\n".join(aligned([("", *_HEADINGS), *lines], right=range(1, 8))))
+    if source:
+        print(source, file=sys.stderr)
     return 0
 
 
 def _model(arguments: argparse.Namespace) -> Architecture:
-    if arguments.path and arguments.config:
-        raise ConfigError("CONFIG: got two of them, wanted one.")
-    path = arguments.path or arguments.config
-    found: dict[str, Any] = {} if path is None else dimensions(read_config(Path(path)))
-    flags = {name.replace("-", "_"): getattr(arguments, name.replace("-", "_")) for name in _MODEL}
-    found |= {name: value for name, value in flags.items() if value is not None}
-    _check(params=arguments.params)
-    if arguments.params is not None:
-        found["params"] = round(arguments.params)
-    if arguments.ffn is not None and path is None:
-        found["gated"] = True
-    if arguments.tied:
-        found["tied"] = True
-    return Architecture(**found)
+    fields: dict[str, Any] = dimensions(read_config(Path(arguments.path))) if arguments.path else {}
+    given = {name: getattr(arguments, name) for name in (*[name.replace("-", "_") for name in _MODEL], "tied")}
+    if arguments.ffn and not arguments.path:
+        fields["gated"] = True
+    fields |= {name: round(value) if name == "params" else value for name, value in given.items() if value is not None}
+    if "params" not in fields and not {"layers", "hidden", "vocab"} <= {*fields}:
+        raise ConfigError("the model: wanted --params, or --layers, --hidden and --vocab, or CONFIG.")
+    return Architecture(**fields)
 
 
 def read_config(path: Path) -> dict[str, Any]:
     """Read the `config.json` of a model. Raise `ConfigError` if the file holds no JSON object."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigError(f"{path}: wanted a config.json, got: {error.strerror}.") from error
-    except ValueError as error:
-        raise ConfigError(f"{path}: wanted a config.json, got {error}.") from error
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{path}: wanted a config.json, got: {getattr(error, 'strerror', None) or error}.") from error
     if not isinstance(content, dict):
         raise ConfigError(f"{path}: wanted a config.json, got {type(content).__name__}.")
     return content
 
 
-def _work(arguments: argparse.Namespace) -> ConventionWork:
-    rate = arguments.tokens_per_second_per_gpu
-    if arguments.step_time is not None and rate is not None:
-        raise ConfigError("--step-time and --tokens-per-second-per-gpu: got both, wanted one.")
-    if arguments.step_time is not None and arguments.batch is None:
-        raise ConfigError("--batch: is missing, wanted the sequences that --step-time is for.")
-    batch = 1 if arguments.batch is None else arguments.batch
-    _check(batch=batch, seq=arguments.seq, gpus=arguments.gpus, step_time=arguments.step_time, rate=rate)
-    return ConventionWork(
-        batch=batch,
-        seq=arguments.seq,
-        recompute=arguments.recompute,
-        trainable=arguments.trainable,
-        causal=arguments.causal,
-    )
-
-
-def _check(**values: float | None) -> None:
-    for name, value in values.items():
-        if value is not None and not value > 0:
-            raise ConfigError(f"{name}: got {value}, wanted a number above 0.")
-        if value is not None and not LEAST <= value <= LARGEST:
-            raise ConfigError(f"{name}: got {value}, wanted a number from {LEAST:g} to {LARGEST:g}.")
-
-
-def _check_shares(results: Iterable[ConventionFigures]) -> None:
-    """Raise `ConfigError` if all conventions give an MFU above 1.
-
-    Some conventions give an MFU above 1, because they count work that kernels skip.
-    """
-    least = min([result.mfu for result in results if result.mfu is not None], default=0.0)
-    if least > 1:
-        raise ConfigError(
-            f"MFU: got {least:.4g} by the lowest convention, wanted at most 1: check time, GPUs and peak."
-        )
-
-
-def _peak(arguments: argparse.Namespace) -> peaks.Peaks | None:
-    if arguments.peak_tflops is not None:
-        return peaks.given(arguments.peak_tflops)
-    if arguments.device is None:
-        return None
-    found = peaks.lookup(arguments.device)
-    if found is None:
-        print(f"{peaks.unknown(arguments.device)}: give it with --peak-tflops.", file=sys.stderr)
-    return found
-
-
-def _job(arguments: argparse.Namespace, work: ConventionWork, peak: peaks.Peaks | None) -> Job:
-    gpus = 1 if arguments.gpus is None else arguments.gpus
-    seconds, rate = arguments.step_time, arguments.tokens_per_second_per_gpu
-    if rate is not None:
-        seconds = work.tokens / (rate * gpus)
-    dtype = peaks.number_format(arguments.dtype, "dtype")
-    flops_per_second = None if peak is None else peak.peak_flops_per_second(dtype)
-    if peak is not None and flops_per_second is None:
-        print(
-            f"There is no MFU: no dense peak in {arguments.dtype} is known ({peak.source}).",
-            file=sys.stderr,
-        )
-    return Job(gpus=gpus, step_seconds=seconds, peak_flops_per_second=flops_per_second)
+def _peak(arguments: argparse.Namespace) -> tuple[float | None, str]:
+    """Return the peak FLOP/s of a device, and a sentence about its source or about why it is unknown."""
+    dtype, device = peaks.number_format(arguments.dtype or "bf16", "dtype"), arguments.device
+    peak = peaks.given(arguments.peak_tflops) if arguments.peak_tflops else device and peaks.lookup(device)
+    if not peak:
+        return None, f"{peaks.unknown(device)}: give it with --peak-tflops." if device else ""
+    rate = peak.peak_flops_per_second(dtype)
+    return rate, f"peak: {peak.source}" if rate else f"No dense peak in {dtype} is known ({peak.source})."

@@ -47,7 +47,7 @@ def run(arguments: argparse.Namespace) -> int:
         os.environ.update(accelerate_config.exports(() if config is None else config.entries, os.environ))
         _arm(wanted, content)
     unread = wanted.cpu and not wanted.config_file  # with --cpu, accelerate doesn't read its default config
-    if not (config is None or config.key is None or content or unread):
+    if not (config is None or not config.has_section or content or unread):
         raise ConfigError(f"{path} holds settings of perf_callbacks only: run `accelerate config` first.")
     autoload.accept_section(config_args.BaseConfig)
     launch.launch_command(wanted)

@@ -20,7 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatc
 from torch.utils._pytree import tree_leaves
 
 from perf_callbacks.flops.calculator.architecture import FAMILIES, Architecture, dimensions
-from perf_callbacks.flops.calculator.conventions import BY_NAME, ConventionWork
+from perf_callbacks.flops.calculator.conventions import ConventionWork, matmul
 from perf_callbacks.flops.counting.counter import FlopCounter
 from perf_callbacks.flops.work import Work, WorkKey
 from perf_callbacks.kernel.settings.config import ConfigError
@@ -81,8 +81,10 @@ def _check_code(model: nn.Module) -> None:
     config: Any = getattr(model, "config", None)
     if getattr(config, "_attn_implementation", None) == "flex_attention" or getattr(config, "reference_compile", False):
         raise TypeError("a part of the model compiles itself")
+    autograd: Any = torch._C._autograd  # noqa: SLF001 # pyright: ignore[reportAttributeAccessIssue] nothing public
     watched = any(getattr(modules, name) for name in _WATCHES) or dispatch_modes()
-    if watched or torch._C._autograd._top_saved_tensors_default_hooks(True) is not None:  # noqa: SLF001 nothing public
+    saving = getattr(autograd, "_top_saved_tensors_default_hooks", lambda _: None)  # torch 2.6 can't tell
+    if watched or saving(True) is not None:
         raise TypeError("hooks of the program would see the copy")
 
 
@@ -98,15 +100,15 @@ _WATCHES = (
 @contextmanager
 def _random_numbers() -> Iterator[None]:
     """Restore all generators that a model may use: wav2vec2 masks with NumPy's."""
-    numpy: Any = sys.modules.get("numpy")
-    python, of_numpy = random.getstate(), None if numpy is None else numpy.random.get_state()
+    python, numpy = random.getstate(), getattr(sys.modules.get("numpy"), "random", None)
+    of_numpy = None if numpy is None else numpy.get_state()
     try:
         with torch.random.fork_rng(devices=[]):
             yield
     finally:
         random.setstate(python)
-        if of_numpy is not None:
-            numpy.random.set_state(of_numpy)
+        if numpy is not None:
+            numpy.set_state(of_numpy)
 
 
 def closed_form(model: nn.Module, example: Example, autocast: torch.dtype | None = None) -> Work | None:
@@ -125,7 +127,7 @@ def closed_form(model: nn.Module, example: Example, autocast: torch.dtype | None
     except ConfigError:
         return None
     rows, length = example["input_ids"][0]
-    forward = BY_NAME["matmul"].forward(architecture, ConventionWork(batch=rows, seq=length))
+    forward = matmul(architecture, ConventionWork(batch=rows, seq=length))
     products, dtype = forward.layers + forward.head, str(autocast or model.dtype).removeprefix("torch.")
     return Work(
         {

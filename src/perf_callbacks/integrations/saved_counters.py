@@ -21,8 +21,7 @@ log = logging.getLogger("perf_callbacks")
 def write(directory: Path, rank: int, state: Mapping[str, Any]) -> None:
     """Write a rank's file completely or not at all. After a failure, training goes on."""
     try:
-        path = directory / (f"perf_callbacks.{rank}.json" if rank else NAME)
-        atomic_file.replace(path, json.dumps(dict(state)).encode())
+        atomic_file.replace(directory / _name(rank), json.dumps(dict(state)).encode())
     except OSError as error:
         let_pass(error)
         log.warning("perf_callbacks: the checkpoint has no counters: %s", error)
@@ -30,10 +29,13 @@ def write(directory: Path, rank: int, state: Mapping[str, Any]) -> None:
 
 def read(directory: Path, rank: int) -> dict[str, Any]:
     """Read the counters of a rank, or else those of rank 0; {} if there are no valid ones."""
-    of_rank = (f"perf_callbacks.{rank}.json", f"perf_callbacks_{rank}.json")  # the second name is the old one
-    for name in (*(of_rank if rank else of_rank[1:]), NAME, "perf_callbacks_0.json"):
+    for name in (_name(rank), NAME):
         with suppress(OSError, ValueError, RecursionError):
             state = json.loads((directory / name).read_text(encoding="utf-8"))
             if isinstance(state, dict) and all(isinstance(state.get(key), int) for key in ("rank", "step", "attempt")):
                 return state
     return {}
+
+
+def _name(rank: int) -> str:
+    return f"perf_callbacks.{rank}.json" if rank else NAME

@@ -125,8 +125,13 @@ def describe(error: BaseException) -> str:
     >>> describe(ValueError("no"))
     'ValueError: no'
     """
-    name, text = type(error).__name__, message_of(error)
+    name, text = class_name(error), message_of(error)
     return f"{name}: {text}"[:LONGEST] if text else name[:LONGEST]
+
+
+def class_name(error: BaseException) -> str:
+    """Return the name of an exception's class, without code of the program: a metaclass may have its own `__name__`."""
+    return str(type.__dict__["__name__"].__get__(type(error)))
 
 
 def message_of(error: BaseException) -> str:

@@ -1,29 +1,17 @@
-"""Reader and editor of the section `perf_callbacks` in accelerate's config file.
-
-An edit replaces only this section. All other lines of the file, including comments, stay unchanged. The edited text is
-parsed again as a check before the file is saved.
-"""
+"""Reader of the section `perf_callbacks` in accelerate's config file."""
 
 import json
-import os
-import re
-import stat
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from perf_callbacks.kernel.foreign_errors import let_pass
-from perf_callbacks.kernel.records import atomic_file
 from perf_callbacks.kernel.settings import config_file
 from perf_callbacks.kernel.settings.config import ConfigError
-from perf_callbacks.kernel.settings.config_file import Node
 from perf_callbacks.kernel.settings.in_force import FILE, SECTION, FileEntry, parse, variable
 
 KEY = "perf_callbacks"
-
-_SECTION = re.compile(rf"""^(["']?){KEY}\1[ ]*:.*\n?(?:[ \t].*\n?|\r?\n(?=[ \t]))*""", re.MULTILINE)
-"""Pattern for the line with the key `perf_callbacks`, and for the indented lines after this line."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,10 +20,7 @@ class AccelerateConfig:
 
     path: Path
     text: str
-    root: Node | None
-    """Root of the parsed file. None means that the file is empty."""
-    key: Node | None
-    """Key of the section `perf_callbacks`. None means that the file has no such section."""
+    has_section: bool
     entries: tuple[FileEntry, ...]
     """Settings in the section `perf_callbacks`."""
 
@@ -54,14 +39,12 @@ def default_path(environ: Mapping[str, str]) -> Path | None:
 
 
 def load(path: Path) -> AccelerateConfig:
-    return _composed(path, config_file.read(path))
-
-
-def _composed(path: Path, text: str) -> AccelerateConfig:
+    """Read and parse a config file of accelerate."""
+    text = config_file.read(path)
     root = config_file.compose(path, text)
     pairs = [pair for pair in root.value if pair[0].value == KEY] if root is not None else []
     if not pairs:
-        return AccelerateConfig(path, text, root, None, ())
+        return AccelerateConfig(path, text, has_section=False, entries=())
     key, section = pairs[-1]
     where = f"{path}, line {config_file.line(key)}"
     if len(pairs) > 1:
@@ -69,7 +52,7 @@ def _composed(path: Path, text: str) -> AccelerateConfig:
     if section.id != "mapping" and not section.tag.endswith(":null"):
         raise ConfigError(f"{where}: {KEY}: got a {section.id}, wanted fields with values.")
     entries = config_file.entries(section, f"{path}") if section.id == "mapping" else ()
-    return AccelerateConfig(path, text, root, key, entries)
+    return AccelerateConfig(path, text, has_section=True, entries=entries)
 
 
 def exports(section: tuple[FileEntry, ...], environ: Mapping[str, str]) -> dict[str, str]:
@@ -97,54 +80,3 @@ def without_section(config: AccelerateConfig) -> dict[str, Any]:
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise ConfigError(f"{config.path} can't be read: {' '.join(str(error).split())}.") from None
     return {key: value for key, value in content.items() if key != KEY}
-
-
-def edited(config: AccelerateConfig, values: Mapping[str, object], unset: Collection[str] = ()) -> str:
-    """Return the text of the file with changed settings. Raise `ConfigError` if the section can't be edited."""
-    known = parse(config.entries)
-    for name in unset:
-        if name not in known:
-            raise ConfigError(f"{config.path} doesn't set {name}.")
-    wanted = {name: value for name, value in known.items() if name not in unset} | {**values}
-    if config.root is not None and config.root.flow_style:
-        line = f'"{KEY}": {json.dumps(wanted)}'
-        raise ConfigError(f"{config.path} is written in braces, as JSON, and is not edited. Write into it: {line}")
-    if wanted == known:
-        return config.text
-    text = _with_section(config, wanted)
-    try:
-        new = _composed(config.path, text)
-    except ConfigError:
-        new = None
-    if new is None or parse(new.entries) != wanted or without_section(new) != without_section(config):
-        raise ConfigError(f"{config.path}: the section {KEY} is written in a way that can't be edited: do it by hand.")
-    return text
-
-
-def _with_section(config: AccelerateConfig, values: Mapping[str, object]) -> str:
-    """Return the text with a new section in place of the old section, or at the end if there is none."""
-    import yaml  # noqa: PLC0415 needed only with a file
-
-    block = ""
-    if values:
-        block = yaml.safe_dump({KEY: {**values}}, sort_keys=False, allow_unicode=True, width=float("inf"))
-    if "\r\n" in config.text:
-        block = block.replace("\n", "\r\n")
-    found = None if config.key is None else _SECTION.search(config.text)
-    if found is not None:
-        return config.text[: found.start()] + block + config.text[found.end() :]
-    end = len(config.text) if config.root is None else config.root.end_mark.index  # YAML's end line "..." may follow
-    before = config.text[:end]
-    return before + ("\n" if before and not before.endswith("\n") else "") + block + config.text[end:]
-
-
-def save(path: Path, text: str) -> None:
-    """Replace the text of a file atomically, and keep its mode and owner. Raise `ConfigError` on failure."""
-    path = path.resolve()
-    try:
-        if not os.access(path, os.W_OK):
-            raise PermissionError(None, "it is write-protected")
-        before = path.stat()
-        atomic_file.replace(path, text.encode(), stat.S_IMODE(before.st_mode), (before.st_uid, before.st_gid))
-    except OSError as error:
-        raise ConfigError(f"{path} can't be written: {error.strerror or error}.") from None

@@ -11,7 +11,7 @@ from typing_extensions import override
 from perf_callbacks.kernel.engine.observer import Observer
 from perf_callbacks.kernel.engine.resources import CORES, GPU_MEMORY, RESIDENT, UTILIZATION, WATTS
 from perf_callbacks.kernel.engine.steps import NEVER
-from perf_callbacks.kernel.failures import describe, guard, logs, message_of
+from perf_callbacks.kernel.failures import class_name, describe, guard, logs, message_of
 from perf_callbacks.kernel.fit.recorder import Recorder, log
 from perf_callbacks.kernel.fit.setup import Training
 from perf_callbacks.kernel.foreign_errors import let_pass
@@ -286,7 +286,7 @@ class MemoryWatch(Observer):
         return OutOfMemory(
             step=self._recorder.step,
             device=kind,
-            error=message.partition("\n")[0][:LONGEST] or type(error).__name__,
+            error=message.partition("\n")[0][:LONGEST] or class_name(error),
             stage=failure.stage,
             module=path,
             requested_gb=in_gb(requested_bytes(message)),

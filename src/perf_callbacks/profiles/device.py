@@ -14,13 +14,11 @@ _WORK = {
     "kernel": False,
     "gpu_memcpy": True,
     "gpu_memset": True,
-    "memcpy": True,
-    "memset": True,
     "concurrent_kernel": False,
 }
 """Trace categories of work on a device; True if a copy engine does it."""
 
-_HOST = {"cpu_op": "operation", "operator": "operation", "user_annotation": "annotation", "python_function": "python"}
+_HOST = {"cpu_op": "operation", "user_annotation": "annotation", "python_function": "python"}
 
 MICROSECOND = 1e-6
 
@@ -67,7 +65,7 @@ def split(events: Iterable[TraceEvent]) -> tuple[Devices, list[Call], Interval |
         start, duration = number(event.ts), number(event.dur)
         if start is None or duration is None or not 0 <= duration < MOST_MICROSECONDS > abs(start):
             continue
-        category, name = event.cat.lower(), str(event.name)
+        category, name = event.cat, str(event.name)
         if category in _WORK:
             arguments = event.args or NO_ARGUMENTS
             device = (str(event.pid), str(event.pid if arguments.device is None else arguments.device))
@@ -99,7 +97,7 @@ def on_device(work: Iterable[tuple[DeviceWork, TraceEvent]], host: Host) -> list
     for piece, event in work:
         arguments = event.args or NO_ARGUMENTS
         piece.launch = launches.get(_id(arguments.correlation) or 0)
-        number_of_call = _id(arguments.external_id) or _id(arguments.old_external_id)
+        number_of_call = _id(arguments.external_id)
         outside = by_id.get(number_of_call) if number_of_call else None
         piece.origin = host.call_site(piece.launch)
         if not piece.origin.operations and outside is not None:

@@ -187,11 +187,7 @@ def _within(outer: CallSite, call: Call) -> CallSite:
     backward = call.name.startswith(_BACKWARD)
     optimizer = optimizer and not backward and number(call.arguments.sequence) is None
     modules = None if backward else outer.modules  # a module may run a backward in its forward
-    line = outer.line
-    if line is None and isinstance(call.arguments.stack, str):  # traces of 2021; the innermost function comes first
-        for name in reversed(call.arguments.stack.split(";")):
-            line = _line(line, name)
-    return CallSite((call, *outer.operations[:_DEPTH]), optimizer, data, line, modules)
+    return CallSite((call, *outer.operations[:_DEPTH]), optimizer, data, outer.line, modules)
 
 
 def _in_function(outer: CallSite, name: str) -> CallSite:

@@ -25,17 +25,15 @@ class TraceError(ValueError):
 
 
 class Arguments(msgspec.Struct, gc=False):
-    """Arguments of an event. In 2021, torch.profiler spelled some names differently."""
+    """Arguments of a trace event."""
 
     correlation: Any = None
     external_id: Any = msgspec.field(default=None, name="External id")
-    old_external_id: Any = msgspec.field(default=None, name="external id")
     device: Any = None
     sequence: Any = msgspec.field(default=None, name="Sequence number")
     shapes: Any = msgspec.field(default=None, name="Input Dims")
     types: Any = msgspec.field(default=None, name="Input type")
     values: Any = msgspec.field(default=None, name="Concrete Inputs")
-    stack: Any = msgspec.field(default=None, name="Call stack")
     flops: Any = None
 
 

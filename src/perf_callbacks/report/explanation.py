@@ -4,7 +4,6 @@ import re
 from collections.abc import Iterable
 from typing import Any
 
-from perf_callbacks.kernel.records.term_table import TERMS
 from perf_callbacks.report.figure_table import BY_FIGURE
 from perf_callbacks.report.layout import clean
 
@@ -21,9 +20,6 @@ def without_links(markdown: str) -> str:
     return re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", markdown)
 
 
-MEANINGS = {form: without_links(term.meaning) for term in TERMS for form in (term.name, *term.forms)}
-"""Maps every form of a glossary word to the word's meaning."""
-
 Value = tuple[str, str]
 """Name and formatted value of an input of a figure."""
 
@@ -38,16 +34,14 @@ def explanation(
         values: The inputs of the figure in this run. Inputs with an empty text are left out.
         equation: Equation that gives the figure, such as "HFU 45% = MFU 40% x 1.13".
         uncounted: Work that was not counted in this run.
-        headings: The headings of a table's columns. The registry or else the glossary explains a column.
+        headings: The headings of a table's columns.
     """
     figure = BY_FIGURE[name]
     return {
         "meaning": without_links(figure.meaning),
         "equation": clean(equation, LONGEST),
         "values": [(name, clean(text, LONGEST)) for name, text in values if text],
-        "columns": [
-            (heading, without_links(figure.columns.get(heading) or MEANINGS.get(heading, ""))) for heading in headings
-        ],
+        "columns": [(heading, without_links(figure.columns.get(heading, ""))) for heading in headings],
         "source": without_links(figure.source),
         "left_out": without_links(figure.left_out),
         "uncounted": clean(uncounted, LONGEST),

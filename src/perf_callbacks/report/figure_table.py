@@ -169,7 +169,13 @@ FIGURES = (
         source="`steps` of all ranks",
         left_out="excluded steps. In runs of more than 10,000 steps, some thousand steps spread over the run stand "
         "for all",
-        columns={"rank": "number of the rank", "step": "median of the rank's steps"},
+        columns={
+            **{
+                name.removesuffix("_time"): metric.meaning for name, metric in BY_NAME.items() if name.endswith("_time")
+            },
+            "rank": "number of the rank",
+            "step": "median of the rank's steps",
+        },
     ),
     *PROFILE_FIGURES,
     PageFigure(

@@ -39,9 +39,10 @@ LARGEST = 2**53
 """Limit for step numbers. JavaScript represents all integers below the limit exactly."""
 
 LOST_CONNECTION = re.compile(
-    r"connection|by peer|broken pipe|remote ?(process|error)|collective operation timeout|socket", re.IGNORECASE
+    r"(closed|reset) by peer|broken pipe|gloo|nccl|remote process|collective operation timeout|Dist(Network|Store)Err",
+    re.IGNORECASE,
 )
-"""Part of the errors that a rank raises because another rank is gone."""
+"""Part of the errors that collectives and torch's store raise because another rank is gone."""
 
 MOST = 1e30
 """A time or size above this limit counts as unknown, so that sums stay finite."""

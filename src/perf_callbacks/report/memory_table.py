@@ -73,7 +73,7 @@ def render(fit: Attempt, columns: int = COLUMNS, limit_gb: float | None = None, 
     parts: Memory | None = fit.last(Memory)
     rank = f"rank {fit.run.rank}"
     if parts is None:
-        lines = [f"{rank}: no `memory` record: the fit ended before its third step, or an older version wrote it"]
+        lines = [f"{rank}: no `memory` record: the fit ended before its third step"]
     else:
         lines = [f"{rank}, step {parts.step}, on {clean(parts.device)}", *table(_sizes(parts))]
         lines += [SOURCES.get(parts.source, ""), *_fitting(fitting(fit, limit_gb, batch))]

@@ -71,7 +71,7 @@ def last_count(fit: Attempt) -> Flops | None:
 def _part(ranks: Sequence[int], count: Flops | None, columns: int) -> str:
     who = f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {listed(ranks)}"
     if count is None:
-        why = "no step was counted by module, counting is off, or an older version wrote the journal"
+        why = "no step was counted by module, or counting is off"
         return card([f"{who}: no FLOPs by module: {why}"], columns)
     executed, model = units.count(count.hardware_flops), units.count(count.model_flops)
     title = f"{who}, step {count.step:,}, {clean(count.source)}: {executed} FLOPs executed, {model} of the model"

@@ -10,7 +10,6 @@ from perf_callbacks.kernel.records.machine_records import Memory
 from perf_callbacks.report import charts, module_table, overlay, profile_section, run_title, tables
 from perf_callbacks.report.cards import verdict
 from perf_callbacks.report.events import marks
-from perf_callbacks.report.explanation import MEANINGS
 from perf_callbacks.report.figure_inputs import FigureInputs
 from perf_callbacks.report.figure_table import BY_FIGURE
 from perf_callbacks.report.heat_map import heat_map
@@ -94,7 +93,6 @@ def payload(
         "heat": guarded("Ranks", lambda: heat_map(fit, within)),
         "profiles": guarded("Profiles", lambda: profile_section.parts(fit)),
         "tables": {name: asdict(table) for name, table in found.items() if table is not None},
-        "glossary": MEANINGS,
     }
     if other is not None:
         guarded("Run B", lambda: overlay.add(content, notes, fit, other, axis))
@@ -120,9 +118,8 @@ def _notes(fits: Sequence[FitHistory], number: int, fit: FitHistory, within: ran
     full = next((attempt.full for _, attempt in fit.attempts if attempt.full), "")
     if full:
         yield f"R{full[1:]}. The charts show no other steps."
-    schema = max(attempt.run.schema for _, attempt in fit.attempts)
-    if schema > SCHEMA:
-        yield f"A newer version wrote the journal (schema {schema}): this page doesn't show what that version added."
+    for schema in sorted({attempt.run.schema for _, attempt in fit.attempts} - {SCHEMA}):
+        yield f"Another version wrote the journal (schema {schema}, not {SCHEMA}). Records that differ are not shown."
     if within is not None:
         yield (
             f"The charts, step time, MFU and TFLOPS cover only the steps {within.start:,} to {within.stop - 1:,}. "

@@ -68,11 +68,16 @@ class RecordedRun:
     def failure(self) -> str | None:
         """Reason why measuring stopped early, of the rank that failed first. None means that no rank gives a reason.
 
-        A rank whose process is gone is the reason why another rank lost its connection.
+        A rank whose process was gone before is the reason why another rank lost its connection.
         """
         failures = [(one.run, one.seconds, one.final.failure) for one in self.ranks if one.final and one.final.failure]
         first = first_failure(failures, self.lead.run.rank)
-        gone = [(one.run.rank, one.signs.gone) for one in self.ranks[1:] if one.signs and one.signs.gone]
+        failed = min([run.started_unix + seconds for run, seconds, _ in failures], default=0.0)
+        gone = [
+            (one.run.rank, one.signs.gone)
+            for one in self.ranks[1:]
+            if one.signs and one.signs.gone and sign(one) <= failed
+        ]
         if first is None or not gone or LOST_CONNECTION.search(first) is None:
             return first
         return "rank {}: process {} is gone, killed or crashed".format(*gone[0])

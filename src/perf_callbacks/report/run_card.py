@@ -121,9 +121,8 @@ def notes(run: RecordedRun) -> Iterator[str]:
     lines = sum(ends.unreadable for ends in run.ranks)
     if lines:
         yield f"lines of the journals that can't be read: {lines:,}"
-    schema = max(ends.run.schema for ends in run.ranks)
-    if schema > SCHEMA:
-        yield f"a newer version wrote the journal (schema {schema}); records that it added are not shown"
+    for schema in sorted({ends.run.schema for ends in run.ranks} - {SCHEMA}):
+        yield f"another version wrote the journal (schema {schema}, not {SCHEMA}); records that differ are not shown"
 
 
 def _table(run: RecordedRun, columns: int) -> str:

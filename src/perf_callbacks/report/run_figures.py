@@ -53,14 +53,6 @@ class RunFigures:
     versions: Mapping[str, str] = field(default_factory=dict)
 
     @property
-    def samples_per_second_per_device(self) -> float | None:
-        """Samples per second, divided by the number of devices. None means unknown."""
-        groups = 1 if self.world_size == 1 else self.data_parallel
-        if self.samples_per_second is None or groups is None or self.devices < 1 or self.world_size < 1:
-            return None
-        return self.samples_per_second * groups / (self.devices * self.world_size)
-
-    @property
     def load(self) -> Load:
         return Load(self.no_cpu_share, self.others_share, self.idle_share, None, self.load_average)
 
@@ -91,17 +83,17 @@ def of(run: Run, summary: Summary | None, *, directory: str | None = None, state
         return figures
     load = Load.of(summary.cpu)
     seconds, steps = finite(summary.included_seconds), summary.included_steps
-    per_step = {name: per(finite(one), steps) for name, one in summary.stage_seconds.items() if name in STAGES}
+    per_step = {name: _per(finite(one), steps) for name, one in summary.stage_seconds.items() if name in STAGES}
     sharing = summary.memory.data_parallel if summary.memory is not None else run.data_parallel
     return replace(
         figures,
         data_parallel=sharing,
         failure=summary.failure,
         steps=steps,
-        step_seconds=per(seconds, steps),
+        step_seconds=_per(seconds, steps),
         stage_seconds={name: one for name, one in per_step.items() if one is not None},
-        samples_per_second=per(finite(summary.included_samples), seconds),
-        tokens_per_second=per(finite(summary.included_tokens), seconds),
+        samples_per_second=_per(finite(summary.included_samples), seconds),
+        tokens_per_second=_per(finite(summary.included_tokens), seconds),
         mfu=finite(summary.mfu),
         hfu=finite(summary.hfu),
         no_cpu_share=load.no_cpu,
@@ -123,6 +115,6 @@ def flat(figures: RunFigures) -> dict[str, Any]:
     }
 
 
-def per(amount: float | None, whole: float | None) -> float | None:
+def _per(amount: float | None, whole: float | None) -> float | None:
     """Return the quotient, or None if the quotient is unknown or impossible."""
     return None if amount is None or not whole else finite(amount / whole)

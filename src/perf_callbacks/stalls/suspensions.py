@@ -1,6 +1,7 @@
 """Find steps during which the whole process was suspended: by SIGSTOP, a debugger, or a frozen container."""
 
 import os
+import sys
 import threading
 from collections.abc import Callable
 
@@ -15,7 +16,7 @@ from perf_callbacks.kernel.process import cpu_time
 from perf_callbacks.kernel.process.watchdog import PERIOD_SECONDS, WATCHDOG, Watchdog
 
 RUNNING = 0.1
-"""A process that ran, or waited for a CPU, for at least this part of the time was not suspended."""
+"""A process that ran, or waited for a CPU or the GIL, for at least this part of the time was not suspended."""
 
 
 def begin(recorder: Recorder, _training: Training) -> "Suspensions | None":
@@ -24,9 +25,12 @@ def begin(recorder: Recorder, _training: Training) -> "Suspensions | None":
 
 
 def needed_seconds() -> float:
-    """Return the seconds for which this process ran, or its main thread waited for a CPU."""
-    main = cpu_time.read(os.getpid())
-    return process_time() + (0.0 if main is None else main.queued)
+    """Return the seconds for which this process ran, its main thread waited for a CPU, or the watchdog for the GIL.
+
+    A thread that waits for the GIL wakes up after each switch interval. While the process is suspended, no thread does.
+    """
+    main, switches = cpu_time.read(os.getpid()), cpu_time.voluntary_switches(WATCHDOG.thread_id)
+    return process_time() + (0.0 if main is None else main.queued) + (switches or 0) * sys.getswitchinterval()
 
 
 class Suspensions(Observer):

@@ -53,7 +53,7 @@ _CHANGING: dict[str, tuple[tuple[int, int | None], ...]] = {
 """Audit events of Python that change files. Each event has a pair of numbers for each path that it changes.
 
 The first number is the position of the path in the event's arguments. The second number is the position of a directory
-descriptor, or None without a descriptor.
+descriptor, or None without a descriptor; with Python 3.10, `shutil.rmtree` has none.
 """
 
 IN_MEMORY_OR_READ = ("mode=memory", "mode=ro", "immutable=1")
@@ -108,7 +108,7 @@ class Writes:
         elif event == "sqlite3.connect":
             found = _database(arguments[0])
         elif event in _CHANGING:
-            found = [_joined(arguments[place], None if of is None else arguments[of]) for place, of in _CHANGING[event]]
+            found = [_joined(arguments[place], (*arguments, None)[of or -1]) for place, of in _CHANGING[event]]
         else:
             return
         for path in found:
@@ -173,11 +173,10 @@ class Writes:
 
 def _database(name: Any) -> list[Any]:
     """Return the path of an SQLite database that a program opens, or [] if the database is in memory or read-only."""
-    if not isinstance(name, str):
-        return [name]
-    if name == ":memory:" or any(part in name for part in IN_MEMORY_OR_READ):
+    text = os.fsdecode(name) if isinstance(name, str | bytes | os.PathLike) else ""  # bytes: Python 3.10
+    if text == ":memory:" or any(part in text for part in IN_MEMORY_OR_READ):
         return []
-    return [name.removeprefix("file:").partition("?")[0]]
+    return [text.removeprefix("file:").partition("?")[0]]
 
 
 def _joined(path: Any, directory: Any) -> Any:

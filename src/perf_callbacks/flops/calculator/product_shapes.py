@@ -8,20 +8,13 @@ from typing import NamedTuple
 
 from perf_callbacks.flops.calculator.architecture import Architecture, known
 
-ALIGNED = 8
-"""Tensor cores need operands whose sizes are multiples of 8. Eight 16-bit numbers take 16 bytes.
-
-Source: NVIDIA, Matrix Multiplication Background User's Guide, "Tensor Core Requirements".
-"""
-
-EFFICIENT = 64
-"""Multiples of 64 are the most efficient sizes on an A100 and later. The source is the same as for `ALIGNED`."""
+ALIGNED, EFFICIENT = 8, 64
+"""Tensor cores need sizes that are multiples of 8, and are most efficient with multiples of 64 on an A100 and later.
+Source: NVIDIA, Matrix Multiplication Background User's Guide, "Tensor Core Requirements"."""
 
 TILE = (128, 256)
-"""Rows and columns of a multiprocessor's largest tile."""
-
 TILES = (TILE, (256, 128), (128, 128))
-"""Tiles of the most efficient kernels. A library chooses a tile for each product."""
+"""Rows and columns of the tiles of the most efficient kernels. A library chooses a tile for each product."""
 
 BUSY = 0.7
 """A product counts as uneven if each tile of `TILES` keeps less than this share of the multiprocessors busy."""
@@ -30,72 +23,59 @@ _PRODUCT = re.compile(r"\[(\d+), \d+\] x \[\d+, (\d+)\]")
 
 
 class Misaligned(NamedTuple):
-    """Size in matrix products, such as 50257, that is not a multiple of 8. `better` is the size to use instead."""
+    """Size that is not a multiple of 8, such as 50257, with its products' share of all FLOPs."""
 
     size: int
     better: int
     share: float
-    """FLOPs of all products with this size, as a share of all FLOPs."""
 
 
 class Waves(NamedTuple):
-    """Number of rounds (waves) in which the multiprocessors compute all tiles of a matrix product."""
+    """Rounds (waves) in which each multiprocessor computes one tile of a matrix product."""
 
     tiles: int
     waves: int
     busy: float
-    """Share of the multiprocessors that have a tile to compute, from 0 to 1: the mean of all waves."""
+    """Share of the multiprocessors that have a tile to compute: the mean of all waves."""
 
 
 def better(size: int) -> int:
-    """Return a size that tensor cores use well: the size itself, or the next multiple of 64.
-
-    >>> better(10922), better(50257), better(4096), better(1000)
-    (10944, 50304, 4096, 1000)
-    """
+    """Return a size that tensor cores use well: the size itself, or the next multiple of 64."""
     return math.ceil(size / EFFICIENT) * EFFICIENT if size % ALIGNED else size
 
 
 def misaligned(products: Iterable[tuple[str, str, str, int]]) -> list[Misaligned]:
-    """Return all sizes of operands that aren't multiples of 8. The size whose products have the most FLOPs comes first.
+    """Return the sizes of operands that aren't multiples of 8, the size whose products have the most FLOPs first.
 
-    Sizes up to 8 are left out: nobody chooses them for speed. An example is a small number of classes.
-
-    Args:
-        products: Operation, shapes, dtype and FLOPs of each product, as in a `flops` record.
+    Sizes up to 8, such as a small number of classes, are left out: nobody chooses them for speed. `products` has the
+    operation, the shapes, the dtype and the FLOPs of each product, as in a `flops` record.
     """
     flops_of: Counter[int] = Counter()
     every = 0
     for _, shapes, _, flops in products:
         every += flops
         operands = [operand.split(", ")[-2:] for operand in re.findall(r"\[([^\]]*)\]", shapes)]
-        sizes = {int(size) for operand in operands for size in operand if size.isdecimal()}
-        for size in sizes:
+        for size in {int(size) for operand in operands for size in operand if size.isdecimal()}:
             if size > ALIGNED and size % ALIGNED:
                 flops_of[size] += flops
     return [Misaligned(size, better(size), flops / every) for size, flops in flops_of.most_common() if every]
 
 
 def waves(rows: int, columns: int, multiprocessors: int, tile: tuple[int, int] = TILE) -> Waves:
-    """Return the rounds (waves) that compute a matrix product. The last wave may leave most multiprocessors idle.
-
-    >>> waves(rows=109 * 128, columns=256, multiprocessors=108)
-    Waves(tiles=109, waves=2, busy=0.5046296296296297)
-    """
+    """Return the waves that compute a matrix product. The last wave may leave most multiprocessors idle."""
     tiles = math.ceil(rows / tile[0]) * math.ceil(columns / tile[1])
     rounds = math.ceil(tiles / multiprocessors)
     return Waves(tiles, rounds, tiles / (rounds * multiprocessors))
 
 
 class Uneven(NamedTuple):
-    """Matrix product whose last wave of tiles leaves many multiprocessors idle."""
+    """Matrix product whose last wave of tiles leaves many multiprocessors idle, with its share of all FLOPs."""
 
     rows: int
     better_rows: int
     """Largest number of rows that saves a wave."""
     waves: Waves
     share: float
-    """FLOPs of all products of this shape, as a share of all FLOPs."""
 
 
 def uneven(
@@ -103,43 +83,27 @@ def uneven(
 ) -> list[Uneven]:
     """Return the matrix products that leave many multiprocessors idle, the product with the most FLOPs first.
 
-    A wave is a round in which each multiprocessor computes one tile. Products with many waves are left out, because
-    their last wave hardly matters. Products with a single wave are left out too, because libraries use smaller tiles
-    for such products.
-
-    Args:
-        products: Operation, shapes, dtype and FLOPs of each product, as in a `flops` record.
-        multiprocessors: Number of multiprocessors of the device.
-        fixed: Sizes of weights. A product is left out if the number of its rows is in `fixed`, because a change of the
-            batch size wouldn't change the rows.
+    The last of many waves hardly matters, and for a single wave libraries use smaller tiles: both are left out. So are
+    products whose rows are a size of weights (`fixed`), because another batch size wouldn't change them.
     """
     every = [*products]
     total = sum([flops for *_, flops in every])
-    found: list[Uneven] = []
-    for _, shapes, _, flops in every:
-        match = _PRODUCT.fullmatch(shapes)
+    wasteful: list[Uneven] = []
+    for match, flops in [(_PRODUCT.fullmatch(shapes), flops) for _, shapes, _, flops in every]:
         rows, columns = map(int, match.groups()) if match else (0, 0)
-        if not rows or not columns or rows in fixed:
-            continue
-        usual = waves(rows, columns, multiprocessors)
-        fewer = (usual.waves - 1) * multiprocessors // math.ceil(columns / TILE[1]) * TILE[0]
-        if fewer and max([waves(rows, columns, multiprocessors, tile).busy for tile in TILES]) < BUSY:
-            found.append(Uneven(rows, fewer, usual, flops / total))
-    return sorted(found, key=lambda one: -one.share)
+        if rows and columns and rows not in fixed:
+            usual = waves(rows, columns, multiprocessors)
+            fewer = (usual.waves - 1) * multiprocessors // math.ceil(columns / TILE[1]) * TILE[0]
+            if fewer and max([waves(rows, columns, multiprocessors, tile).busy for tile in TILES]) < BUSY:
+                wasteful.append(Uneven(rows, fewer, usual, flops / total))
+    return sorted(wasteful, key=lambda product: -product.share)
 
 
 def padded(weights: Mapping[tuple[int, ...], int], size: int, instead: int) -> tuple[int, int]:
-    """Count the elements of all weights with a dimension of `size`, before and after padding `size` to `instead`.
-
-    >>> padded({(10922, 4096): 2, (4096, 10922): 1, (4096, 4096): 4}, 10922, 10944)
-    (134209536, 134479872)
-    """
-    before = after = 0
-    for shape, number in weights.items():
-        if size in shape:
-            before += number * math.prod(shape)
-            after += number * math.prod([instead if one == size else one for one in shape])
-    return before, after
+    """Count the elements of all weights with a dimension of `size`, before and after padding `size` to `instead`."""
+    shapes = [(number, shape) for shape, number in weights.items() if size in shape]
+    after = [number * math.prod([instead if side == size else side for side in shape]) for number, shape in shapes]
+    return sum([number * math.prod(shape) for number, shape in shapes]), sum(after)
 
 
 class ProductSize(NamedTuple):
@@ -149,28 +113,21 @@ class ProductSize(NamedTuple):
     size: int
     better: int
     weights: tuple[int, int] = (0, 0)
-    """Number of elements of all weights with this size, before and after padding to the better size. Both numbers are 0
-    if no weight has this size."""
+    """Elements of all weights with this size, before and after padding, or 0 without such weights."""
 
 
 def sizes(model: Architecture, tokens: int | None = None) -> list[ProductSize]:
-    """Return the sizes that the author of a model chooses, such as the vocabulary, if matrix products have these sizes.
-
-    >>> [(one.name, one.size, one.better) for one in sizes(Architecture(layers=12, hidden=768, heads=12, vocab=50257))]
-    [('width', 768, 768), ('MLP', 3072, 3072), ('vocabulary', 50257, 50304), ('head', 64, 64)]
-    """
+    """Return the sizes in matrix products that the author of a model chooses, such as the vocabulary."""
     weights: Counter[tuple[int, ...]] = Counter()
     for shape, number in _multiplied(model):
-        weights[shape] += number
+        weights[shape] += number  # two matrices may have one shape
     weights[known(model.vocab, "vocab"), model.width] += model.outputs is not None or not model.tied
     chosen = {"width": model.width, "MLP": model.mlp_width, "vocabulary": known(model.vocab, "vocab")}
-    found = [
-        ProductSize(name, size, better(size), padded(weights, size, better(size))) for name, size in chosen.items()
+    weightless = {"head": model.attention_width // model.heads if model.heads else None, "tokens": tokens}
+    return [
+        *[ProductSize(name, size, better(size), padded(weights, size, better(size))) for name, size in chosen.items()],
+        *[ProductSize(name, size, better(size)) for name, size in weightless.items() if size],
     ]
-    if model.heads:
-        head = model.attention_width // model.heads
-        found.append(ProductSize("head", head, better(head)))
-    return [*found, *([ProductSize("tokens", tokens, better(tokens))] if tokens else [])]
 
 
 def products(model: Architecture, tokens: int) -> list[tuple[str, str, str, int]]:
@@ -182,11 +139,11 @@ def products(model: Architecture, tokens: int) -> list[tuple[str, str, str, int]
 
 
 def _multiplied(model: Architecture) -> Iterator[tuple[tuple[int, int], int]]:
-    """Yield each shape (output size, input size) of multiplied weights, and the number of weights of this shape."""
-    layers, experts = known(model.layers, "layers"), model.experts or 1
-    width, ffn = model.width, model.mlp_width
-    yield (ffn, width), layers * experts * (2 if model.gated else 1)
-    yield (width, ffn), layers * experts
+    """Yield each shape (output size, input size) of multiplied weights, and the number of such weights."""
+    layers, width, ffn = known(model.layers, "layers"), model.width, model.mlp_width
+    mlps = layers * (model.experts or 1)
+    yield (ffn, width), mlps * (2 if model.gated else 1)
+    yield (width, ffn), mlps
     yield (model.attention_width, width), layers
     if model.outputs != 0:
         yield (known(model.vocab, "vocab") if model.outputs is None else model.outputs, width), 1

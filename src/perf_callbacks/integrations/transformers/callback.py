@@ -32,9 +32,6 @@ from perf_callbacks.kernel.process import terminal
 from perf_callbacks.kernel.settings.config import PerfConfig
 from perf_callbacks.session import CallbackBase, Session
 
-STATE_KEY = "perf_callbacks"
-"""Key of the counters of a fit in the `TrainerState.stateful_callbacks` of old checkpoints."""
-
 _hook: Callable[[Callable[..., None]], Callable[..., None]] = fails_open
 """Decorator of hooks. An exception in a decorated hook never ends the run."""
 
@@ -120,7 +117,7 @@ class PerfCallback(CallbackBase, TrainerCallback):
             return
         # Subclasses rename the loss (SetFit), and log values of their own within a step. Only the log of the training
         # loop has the learning rate. With `include_num_input_tokens_seen`, that log has `train_runtime` too.
-        if "loss" in logs or any(name.endswith("learning_rate") for name in logs):
+        if "loss" in logs or any(str(name).endswith("learning_rate") for name in logs):
             metrics = recorder.row(state.global_step)
         elif "train_runtime" in logs:
             metrics = recorder.whole(state.global_step)
@@ -186,16 +183,11 @@ def _place(args: TrainingArguments, state: TrainerState, trainer: Trainer, resto
 
 
 def _carried(args: TrainingArguments, state: TrainerState, trainer: Trainer) -> dict[str, Any] | None:
-    """Return the counters of the checkpoint from which the trainer resumes.
-
-    Old checkpoints hold the counters in the trainer's state. Such counters are removed from the state.
-    """
-    kept: Any = state.stateful_callbacks
-    old = kept.pop(STATE_KEY, None) if isinstance(kept, dict) else None
+    """Return the counters of the checkpoint from which the trainer resumes."""
     if not state.global_step:
         return None
     directory = resumed_from(trainer) or Path(args.output_dir or ".", checkpoint_name(state))
-    return saved_counters.read(directory, 0) or (old or {}).get("attributes")
+    return saved_counters.read(directory, 0)
 
 
 def _setup(args: TrainingArguments, trainer: Trainer) -> Setup:

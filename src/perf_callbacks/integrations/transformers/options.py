@@ -57,10 +57,18 @@ def rarer(args: TrainingArguments) -> dict[str, Rarer]:
         return f"{type(args).__name__}({', '.join(parts)})"
 
     both = code(eval=evaluated, save=saved)
-    evaluation = Rarer(both if tied else code(eval=evaluated), multiple=int(every["save"]) if tied and whole else 1)
-    checkpoint = (
-        Rarer(code(save=saved), multiple=int(every["eval"]) if tied else 1) if whole or not tied else evaluation
+    apart = {
+        name: every[name] if now == "steps" and every[name] >= 1 else None
+        for name, now in (("eval", evaluated), ("save", saved))
+    }
+    evaluation = Rarer(
+        both if tied else code(eval=evaluated),
+        multiple=int(every["save"]) if tied and whole else 1,
+        apart=apart["eval"],
     )
+    checkpoint = evaluation
+    if whole or not tied:
+        checkpoint = Rarer(code(save=saved), multiple=int(every["eval"]) if tied else 1, apart=apart["save"])
     if saved == "best":  # a checkpoint follows an evaluation
         checkpoint = evaluation
     found = {EVALUATION: evaluation, CHECKPOINT: checkpoint}

@@ -99,7 +99,8 @@ class TransformersWatch:
     def _watch_skips(self) -> None:
         """Remove a batch from its step if the program's own `training_step` runs neither `compute_loss` nor a backward.
 
-        A batch with `compute_loss` but without a backward keeps its FLOPs, and has no samples.
+        A batch with `compute_loss` but without a backward keeps its FLOPs, and has no samples. Its samples count if the
+        fit had no backward yet: training of zeroth order needs none.
         """
         recorder, trainer, passes = self._recorder, self._trainer, _Passes(self._recorder)
         recorder.patches.add(functools.partial(BACKWARDS.release, passes))
@@ -152,6 +153,7 @@ class _Passes(Loop):
     def __init__(self, recorder: Recorder) -> None:
         super().__init__(recorder.tape, recorder.clock, recorder.fail)
         self.engine, self._earlier = recorder.engine, 0
+        self._differentiates = False  # until the first backward
 
     def begin(self) -> None:
         self.ran, self.backed, self._earlier = False, False, len(self.engine.batches)
@@ -160,7 +162,7 @@ class _Passes(Loop):
         self.ran = True
 
     def begins_backward(self, root: object = None) -> None:  # noqa: ARG002 the loss doesn't matter
-        self.backed = True
+        self.backed = self._differentiates = True
 
     def ends_backward(self) -> None: ...
 
@@ -168,7 +170,7 @@ class _Passes(Loop):
 
     def end(self, _loss: object) -> None:
         batches = self.engine.batches
-        if len(batches) > self._earlier and not self.backed:
+        if len(batches) > self._earlier and not self.backed and (self._differentiates or not self.ran):
             batches[-1:] = [untrained(batches[-1])] if self.ran else []
 
 

@@ -1,6 +1,7 @@
 """Find the tensors in a batch of any form. Attributes identify a tensor, because this module doesn't import torch."""
 
 import marshal
+import re
 import weakref
 from functools import lru_cache
 from itertools import pairwise
@@ -21,9 +22,11 @@ Identity = tuple["weakref.ref[Any]", int]
 MOST_PARTS = 4096
 """Maximum number of parts of a batch. The shapes of a larger batch are not read."""
 
-_SIZED = ("len", "size", "shape", "grid", "count", "offset", "position_ids")
-"""Parts of names of integer tensors whose values say how much work a batch is, such as `cu_seqlens`,
-`image_grid_thw` and `spatial_shapes`."""
+_SIZED = re.compile(
+    r"(?<![a-z])((grid|count)s?|[a-z]*(thw|(len|length|size|shape|offset)s?)|position_ids)(?![a-z])", re.IGNORECASE
+)
+"""Words in names of integer tensors whose values say how much work a batch is, such as `cu_seqlens`, `image_grid_thw`
+and `spatial_shapes`, but not `country` or `calendar`."""
 
 _MOST_VALUES = 64
 """The values of a larger tensor are not read."""
@@ -100,7 +103,7 @@ def _is_kind_of_array(kind: type) -> bool:
 def is_sized(one: Leaf) -> bool:
     """Return True if the values of an array say how much work its batch is, and the array is small."""
     small = "int" in str(one.tensor.dtype) and prod(one.sizes) <= _MOST_VALUES
-    return small and any([word in one.name.lower() for word in _SIZED])
+    return small and _SIZED.search(one.name) is not None
 
 
 def digest(tensor: Any) -> int:

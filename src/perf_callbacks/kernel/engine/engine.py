@@ -70,7 +70,7 @@ class Engine:
         ranks: Ranks | None = None,
         devices: int = 1,
         data_parallel: int | None = None,
-        ambiguous: Callable[[], object] = bool,
+        ambiguous: Callable[[int], object] = lambda _: False,
         gc_timed: bool = True,
         observers: Observers | None = None,
     ) -> None:
@@ -126,8 +126,6 @@ class Engine:
         self._look_at = 0
         """At the end of this step, the work model checks which parameters are trained."""
         self._collections = Pauses()
-        self.baseline_rate: float | None = None
-        """The baseline's samples per second and device, for `perf/scaling_efficiency`. None: no baseline is known."""
 
     def start(self, now: float) -> None:
         """Begin the fit. Metrics leave out the first step of the fit."""
@@ -291,8 +289,8 @@ class Engine:
         flops = self.work.metrics(totals)
         # A window covers about as many steps as a row, so a row gets the window's rates. The whole fit does not.
         window = self._windows.latest if kind == "row" else None
-        shown = replace(self._shown, devices=None) if self._ambiguous() else self._shown
-        metrics = ratios.metrics(totals, shown, window, flops, self.baseline_rate)
+        shown = replace(self._shown, devices=None) if self._ambiguous(step) else self._shown
+        metrics = ratios.metrics(totals, shown, window, flops)
         if metrics:
             metrics |= self._observers.metrics(kind)
             keys = KEYS[kind]

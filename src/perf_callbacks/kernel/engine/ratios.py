@@ -15,7 +15,6 @@ def metrics(
     shown: KnownParts,
     window: Window | None = None,
     flops: Mapping[str, float | None] | None = None,
-    baseline_rate: float | None = None,
 ) -> dict[str, float]:
     """Return a dictionary of the metrics of some steps. Unknown metrics are left out.
 
@@ -27,7 +26,6 @@ def metrics(
         shown: Says which parts of a step are measured.
         window: The newest window of all ranks. `window` gives the rates and resources of a job with several processes.
         flops: FLOP metrics of the steps.
-        baseline_rate: The baseline's samples per second and device. None: no baseline is known.
     """
     seconds = totals.step_seconds
     if not totals.steps or seconds <= 0:
@@ -43,8 +41,6 @@ def metrics(
     if shown.processes > 1 and window is not None:
         values |= windows.rates(window)
         values |= {name: window.job[name] for name in JOB_FIGURES if name in window.job}
-    if baseline_rate and totals.samples is not None and shown.devices is not None:
-        values["scaling_efficiency"] = totals.samples / seconds / shown.devices / baseline_rate
     values |= flops or {}
     if shown.gc_timed:
         values |= {"gc_pause": totals.longest_pause, "gc_loss": totals.pause_seconds}

@@ -67,7 +67,7 @@ class WindowSharing:
         ranks: Ranks | None = None,
         *,
         data_parallel: int,
-        ambiguous: Callable[[], object] = bool,
+        ambiguous: Callable[[int], object] = lambda _: False,
     ) -> None:
         self._run, self._emit, self._observers, self._ranks = run, emit, observers, ranks
         self._data_parallel = data_parallel
@@ -152,7 +152,7 @@ class WindowSharing:
         self._steps: list[Columns] = []  # of the window so far, for the signals
 
     def _part(self, window: int, length: int) -> Part:
-        totals, ambiguous = self._totals, self._ambiguous()
+        totals, ambiguous = self._totals, self._ambiguous((window + 1) * length)
         return Part(
             window=window,
             length=length,

@@ -65,10 +65,10 @@ class Ambiguity:
     def __init__(self, place: Place) -> None:
         self._place, self._transfers, self._warned = place, WAITS.transfers, False
 
-    def __call__(self) -> bool:
-        """Return True if it is unknown."""
-        why = self._place.ambiguous
-        if why is None and self._place.data_parallel is None and WAITS.transfers > self._transfers:
+    def __call__(self, step: int) -> bool:
+        """Return True if it is unknown after this step. A pipeline has transfers in each step, a metric in few."""
+        why, transfers = self._place.ambiguous, WAITS.transfers - self._transfers
+        if why is None and self._place.data_parallel is None and transfers >= max(1, step - self._place.step):
             why = "ranks exchange tensors in pairs, as the stages of a pipeline do"
         if why is not None and self._place.rank == 0 and not self._warned:
             self._warned = True

@@ -24,7 +24,7 @@ from perf_callbacks.kernel.engine.engine import Engine
 from perf_callbacks.kernel.engine.marks import Mark, Pause
 from perf_callbacks.kernel.engine.observer import Observer, Observers
 from perf_callbacks.kernel.engine.window_sharing import Ranks
-from perf_callbacks.kernel.failures import describe, fails_open, guard
+from perf_callbacks.kernel.failures import class_name, describe, fails_open, guard
 from perf_callbacks.kernel.fit import chain
 from perf_callbacks.kernel.fit.logged_metrics import Logged
 from perf_callbacks.kernel.fit.place import Ambiguity, Place, earlier, last_sign, new_journal, opening, output_directory
@@ -243,7 +243,7 @@ class Recorder:
     @property
     def data_parallel(self) -> int | None:
         """Number of ranks with different samples. None: unknown by now."""
-        return None if self._ambiguous() else self.run.data_parallel
+        return None if self._ambiguous(self.step) else self.run.data_parallel
 
     @property
     def exchanging(self) -> bool:
@@ -332,7 +332,7 @@ class Recorder:
             self.fail(late)
             return
         error = failure if isinstance(failure, BaseException) else None
-        self.failure = type(error).__name__ if isinstance(failure, BaseException) else failure
+        self.failure = class_name(failure) if isinstance(failure, BaseException) else failure
         self.active = False
         atexit.unregister(self._at_exit)
         with ExitStack() as steps:  # an interrupt in a callback must not skip the rest

@@ -38,6 +38,14 @@ def read(thread: int | None = None, root: Path = Path("/")) -> CpuTime | None:
     return None
 
 
+def voluntary_switches(thread: int | None, root: Path = Path("/")) -> int | None:
+    """Read how often the thread with this native id began to wait; None if unavailable."""
+    with suppress(OSError, ValueError):
+        status = (root / f"proc/self/task/{thread}/status").read_text(encoding="ascii", errors="replace")
+        return int(status.partition("\nvoluntary_ctxt_switches:")[2].partition("\n")[0])
+    return None
+
+
 def runnable(thread: int, root: Path = Path("/")) -> bool:
     """Return True if the thread with this native id runs or waits for a CPU. False also stands for unknown."""
     with suppress(OSError, IndexError):

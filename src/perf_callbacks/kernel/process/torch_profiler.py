@@ -47,7 +47,7 @@ class StepProfiler:
         from torch.profiler.profiler import _KinetoProfile  # noqa: PLC0415 may not exist in other versions of torch
 
         wanted = {ProfilerActivity.CPU, getattr(ProfilerActivity, kind.upper(), ProfilerActivity.CPU)}
-        # No stacks: they make traces a third larger, and each call of Python slower (benchmarks/profile_cost.py).
+        # No stacks: they make traces a third larger, and each call of Python slower (docs/profile.md).
         known: set[ProfilerActivity] = supported_activities()  # type: ignore[no-untyped-call]
         self._profiler: Any = _KinetoProfile(activities=[*wanted & known], record_shapes=True)
         self._begin = begin

@@ -59,6 +59,12 @@ class Watchdog:
         self._wake, self._ticked = threading.Event(), threading.Event()
         self._ended = False
 
+    @property
+    def thread_id(self) -> int | None:
+        """Native id of the thread; None: there is no thread."""
+        thread = self._thread
+        return None if thread is None else thread.native_id
+
     def watch(self, watched: Watched) -> None:
         """Call `watched.tick` once a second until `tick` returns False or `watched` is freed. Idempotent.
 

@@ -1,6 +1,5 @@
 """Replace a file as a whole or not at all. Each file of ours that is not appended to is written here."""
 
-import os
 from collections.abc import Iterable
 from pathlib import Path
 from uuid import uuid4
@@ -8,9 +7,7 @@ from uuid import uuid4
 from perf_callbacks.kernel.foreign_errors import suppress
 
 
-def replace(
-    path: Path, data: bytes | Iterable[bytes], mode: int | None = None, owner: tuple[int, int] | None = None
-) -> None:
+def replace(path: Path, data: bytes | Iterable[bytes], mode: int | None = None) -> None:
     """Replace a file. Raise `OSError` if writing fails.
 
     Nobody can put a link to another file of the user in the way: the name of the new file is drawn at random.
@@ -19,15 +16,11 @@ def replace(
         path: The file. If it is a link, the link is replaced.
         data: The new content, whole or in parts.
         mode: Permissions of the file, whatever the process's umask is. None: the usual permissions of a new file.
-        owner: User and group of the file, if the system lets this process set them. None: those of this process.
     """
     part = path.with_name(f"{path.name}.{uuid4().hex}.part")
     try:
         with part.open("xb") as file:  # follows no link
             file.writelines([data] if isinstance(data, bytes) else data)
-        if owner is not None:
-            with suppress(OSError, AttributeError):  # Windows has no owners
-                os.chown(part, *owner)
         if mode is not None:
             part.chmod(mode)
         part.replace(path)

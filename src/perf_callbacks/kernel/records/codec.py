@@ -14,7 +14,6 @@ from typing import Any, TypeVar, get_args
 import msgspec
 
 from perf_callbacks.kernel.engine.windows import possible
-from perf_callbacks.kernel.records import old_summaries
 from perf_callbacks.kernel.records.fit_records import Record, Run, Steps
 from perf_callbacks.kernel.records.machine_records import Memory, OutOfMemory, Use
 
@@ -95,11 +94,7 @@ _ENCODER = msgspec.json.Encoder(enc_hook=_plain)
 
 def decode(line: str) -> Entry | None:
     """Decode a journal line; None if the line is torn, is no known record, or has a value of a wrong type."""
-    if "\\ud" in line:
-        line = _readable(line)
     head = _read(_Head, line)
-    if head is not None and head.type == "summary":
-        line = _in_parts(line)
     record = None if head is None or head.type not in _TYPES else _read(_TYPES[head.type], line)
     if head is None or record is None or (isinstance(record, Steps) and not _even(record)):
         return None
@@ -119,20 +114,6 @@ def _read(kind: type[T], line: str) -> T | None:
         return None if _TOO_LONG in data.translate(_DIGITS) else msgspec.json.decode(data, type=kind)
     except (msgspec.DecodeError, UnicodeError, RecursionError):
         return None
-
-
-def _readable(line: str) -> str:
-    """Replace surrogates, which msgspec can't read, in a line of schema 1."""
-    try:
-        return _without_surrogates(json.loads(line))
-    except (ValueError, RecursionError):
-        return line
-
-
-def _in_parts(line: str) -> str:
-    """Return the line of a summary, converted from schema 1 if necessary."""
-    summary = _read(dict, line)
-    return line if summary is None or not old_summaries.is_old(summary) else pack(old_summaries.converted(summary))
 
 
 def _even(steps: Steps) -> bool:

@@ -3,9 +3,9 @@
 `perf_callbacks.kernel.records.codec` encodes records as lines of a journal.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 from perf_callbacks.kernel.records.flops_record import Flops
 from perf_callbacks.kernel.records.machine_records import Memory, OutOfMemory, Use
@@ -53,7 +53,7 @@ class Run:
     """Number of devices that the rank drives. With several devices, stages are timed on the first device."""
     data_parallel: int | None = None
     """Number of groups of ranks that process different samples. All ranks of a group process the same samples. None if
-    unknown, or if an older version wrote the journal."""
+    unknown."""
     timeline: str
     """Clock that times steps and stages: "host" or "device"."""
     unstaged: str | None = None
@@ -209,13 +209,12 @@ class Finding:
     share of all wall time that passed before the callback was set up. None: unknown."""
     low: float | None = None
     """Lower end of the interval around `share`. The interval follows from the variation between steps and from the
-    error of estimates. None if unknown, or if an older version wrote the journal."""
+    error of estimates. None if unknown."""
     evidence: str
     remedy: str
     """Line of code to write, or action to take."""
     line: str | None = None
-    """Slowest line of the program, with its function, such as "train.py:55 `Snippets.encode`". None if unknown, or if
-    an older version wrote the journal."""
+    """Slowest line of the program, with its function, such as "train.py:55 `Snippets.encode`". None if unknown."""
     measured: tuple[float, float, float] | None = None
     """Speedup that `perf-callbacks try` measured for the remedy: lower end of the 95 % interval, estimate, upper end.
     None if no trial of this program is known."""
@@ -253,7 +252,7 @@ class Window:
     """Maps each name in `asks` to a step. From the end of this step on, all ranks use the agreed value."""
     job: Mapping[str, float] = field(default_factory=dict)
     """Use of machines by the whole job since the previous window. The keys are the names of the metrics `perf/job_…`.
-    Empty if unknown, or if an older version wrote the journal."""
+    Empty if unknown."""
     by_rank: Mapping[str, tuple[float | None, ...]] = field(default_factory=dict)
     """Use of the machine by each rank, only in jobs of up to 64 ranks. Each tuple has one value per rank. The keys are
     "cpu_cores" and names of fields of the `use` record. "cpu_cores" stands for the number of CPU cores that a rank
@@ -361,11 +360,9 @@ class Summary:
         """
         return self.included_steps >= ENOUGH_STEPS and self.wall_seconds.get("steps", 0.0) >= ENOUGH_SECONDS
 
-    def _repr_html_(self) -> str | None:
-        """Return the card as HTML: Jupyter calls this method if a summary is the last line of a cell."""
-        from perf_callbacks.report import run_card  # noqa: PLC0415 records import reports for this alone
-
-        return run_card.html(self)
+    _repr_html_: ClassVar[Callable[["Summary"], str | None]]
+    """Return the card as HTML: Jupyter calls this method if a summary is the last line of a cell. The package `report`
+    sets the method, because records know no reports."""
 
 
 Record = (

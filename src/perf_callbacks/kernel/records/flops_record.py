@@ -60,5 +60,4 @@ class Flops:
     """Number of errors during the count, by operation."""
     modules: tuple[ModuleWork, ...] = ()
     """Work of each module, in at most 40 entries. Entries with more FLOPs come first, and `OTHERS` comes last. The
-    FLOPs of all entries sum to the FLOPs of the step. Empty if the work was not counted by module, or if an older
-    version wrote the journal."""
+    FLOPs of all entries sum to the FLOPs of the step. Empty if the work was not counted by module."""

@@ -69,6 +69,8 @@ class FollowedJournal:
         """Lines near the end of the last fit in the file."""
         self._owner: int | None = None
         """Id of the process that holds the journal's lock, or that wrote the last fit."""
+        self._owned: tuple[str, int, float] | None = None
+        """Run id, attempt and start of the fit that `_owner` wrote."""
 
     def read(self, locks: Locks) -> list[FitEnds]:
         """Read the new bytes of the journal, and return the beginning and end of each fit.
@@ -96,6 +98,9 @@ class FollowedJournal:
     def _live(self, alive: Signs, *, damaged: bool) -> None:
         """Update `signs` and `damaged_summary`, which can change while the journal doesn't grow."""
         last = self._fits[-1]
+        fit = last.run.run_id, last.run.attempt, last.run.started_unix
+        if fit != self._owned:
+            self._owned, self._owner = fit, None
         owner = self._owner or local_process(last.run) if last.final is None else None
         self._owner = alive.pid or owner
         if alive.pid is None and owner is not None:  # a full disk ends the journal, not the process

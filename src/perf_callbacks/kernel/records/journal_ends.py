@@ -93,6 +93,8 @@ class FitEnds:
         limit, steps = self.run.config.get("max_journal_mb"), self.last(Steps)
         if self.signs is None or not isinstance(limit, int) or self.signs.size < limit * 1_000_000:
             return ""
+        if not self.latest:  # no record is near the end: the file may end with a hole
+            return ""
         if steps is None:
             return "the journal is full (max_journal_mb), and lacks the last steps"
         last = max(steps.step, default=0)
@@ -191,7 +193,8 @@ class EndReader:
         if near > start and not any([line.entry for line in tail]):  # all bytes belong to a longer line
             near = max(start, end - LONGEST_LINE - END_BYTES)
             tail = self._lines(near, end)
-        while near > start and not any([line.entry for line in tail]):  # the line is too long to be read
+        least = max(start, end - MOST_SEARCHED_BYTES)
+        while near > least and not any([line.entry for line in tail]):  # the line is too long to be read
             end, near = near, max(start, near - LONGEST_LINE)
             tail = [*self._lines(near, end), Line(end, None, blank=True)]
         head: Iterable[Entry | None]

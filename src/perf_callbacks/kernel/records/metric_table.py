@@ -46,7 +46,7 @@ class Metric:
 CLOCK, GC, MASK, DEVICES = "host's clock", "`gc`", "attention mask", "several devices"
 FLOPS, PEAK, LOWER_BOUND = "`flops`", "a known peak", "a lower bound"
 GPU, RANKS, SEVERAL_RANKS = "GPU", "several ranks", "rank 0 of several"
-RESUMED, BASELINE = "a resumed run", "`baseline`, a directory or a number"
+RESUMED = "a resumed run"
 JOB, JOB_GPUS = "rank 0 of several, Linux", "rank 0 of several, NVIDIA GPUs"
 """Conditions for `Metric.needs`. `MASK` means that the attention mask consists of integers or booleans. `GC` and
 `FLOPS` mean that the setting `gc` or `flops` is not "off"."""
@@ -223,14 +223,6 @@ METRICS = (
         "of the run, with the time between attempts ([goodput](goodput.md))",
         left_out="steps that were lost because the run was resumed from an older checkpoint",
         needs=(RESUMED,),
-    ),
-    Metric(
-        "scaling_efficiency",
-        "ratio",
-        "samples per second and device, divided by those of the [baseline](scaling.md#how-do-i-see-it-live). Over 0.8 "
-        "is good",
-        left_out="excluded steps, evaluations and checkpoints",
-        needs=(BASELINE,),
     ),
     Metric(
         "job_cpu_cores",

@@ -37,7 +37,7 @@ class FlopsSummary:
     Empty: unknown."""
     beside_model: str | None = None
     """Words for the executed FLOPs of the last count that are no model FLOPs, such as "recomputation". Empty: all are
-    model FLOPs. None: unknown, or an older version wrote the journal."""
+    model FLOPs. None: unknown."""
     dtype: str | None = None
     """Number format with the most model FLOPs. `peak_flops_per_second` is the peak of one device in this format."""
     peak_flops_per_second: float | None = None
@@ -83,7 +83,7 @@ class GcSummary:
     """Seconds of the full collection that the checklist runs at startup. No other field counts this collection."""
     scheduled_made: int | None = None
     """Sum over the scheduled collections: number of objects that were made since the previous collection and not yet
-    freed. This field and `scheduled_garbage` are None in an older journal."""
+    freed."""
     scheduled_garbage: int | None = None
     """Number of garbage objects that the scheduled collections found."""
 

@@ -98,8 +98,8 @@ class PerfConfig:
     character `{`. None: use the trainer's output directory or, in Lightning, the directory of rank 0's logger. If there
     is neither, use the working directory."""
     baseline: str | None = None
-    """Speed with which the first steps of this run are compared. auto: the five most recent runs of the same program. A
-    path: the runs in this directory. A number such as "1500": samples per second and device. None: no comparison."""
+    """Speed with which the first steps of this run are compared. auto: the five most recent runs of the same program.
+    None: no comparison."""
     profile: str = "off"
     """Steps to record with torch.profiler on a rank, and to explain in the journal. "20:3": three steps from step 20,
     on rank 0. auto: three steps on a slow rank after a slow step or a straggler is confirmed, at most three times per
@@ -108,7 +108,7 @@ class PerfConfig:
     """Size of a rank's journal, in MB, beyond which steps and short garbage collections are no longer written."""
 
     def __post_init__(self) -> None:
-        for name in ("peak_tflops", "stall_after", "baseline"):
+        for name in ("peak_tflops", "stall_after"):
             value: Any = getattr(self, name)
             # The field is no `str | float`: transformers' parser refuses it.
             if type(value) in {int, float} and not is_huge(value):
@@ -195,7 +195,7 @@ _PATTERNS = {
     ),
     "stall_after": (rf"auto|off|{_NUMBER}", 'auto, off, or seconds above 0 such as "120"'),
     "skip": (_ITEMS, f"checklist items separated by commas: {', '.join(ITEMS)}"),
-    "baseline": (r"[^\x00]*\S[^\x00]*", 'auto, a directory of runs, samples/s per device such as "1500", or None'),
+    "baseline": ("auto", "auto or None. `perf-callbacks compare` and `perf-callbacks scaling` take other runs"),
     "profile": (
         r"off|auto|[1-9]\d{0,8}:([1-9]|1\d|20)",
         'off, auto, or the first step and at most 20 steps, such as "20:3"',

@@ -6,7 +6,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -14,7 +14,6 @@ from perf_callbacks.kernel.clock import sleep
 from perf_callbacks.kernel.foreign_errors import suppress
 from perf_callbacks.kernel.records.fit_records import Finding, Summary
 from perf_callbacks.kernel.records.journal_file import files, read
-from perf_callbacks.launch.cost.processes import environment
 from perf_callbacks.report import cards, report_file
 from perf_callbacks.report.units import duration
 
@@ -34,6 +33,10 @@ POLL_SECONDS, PATIENCE_SECONDS = 0.05, 3.0
 
 LOOPBACK = {"linux": "lo", "darwin": "lo0"}
 """Name of the network interface for ranks on one machine, by platform."""
+
+_OF_JOBS = ("PERF_CALLBACKS", "SLURM_", "TORCHELASTIC_")
+_OF_RANKS = {"RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "GROUP_RANK"}
+"""Prefixes and names of environment variables that the demo's program must not get."""
 
 ONE_RANK = "train.py tokenizes each sample in the training process, in plain Python (`Snippets.encode`)."
 SLOW_RANK = "the samples of rank {} were not tokenized before the training, as those of all other ranks were."
@@ -188,8 +191,8 @@ def start(directory: Path, options: Sequence[str], stopped: Callable[[], bool], 
         stopped: Function that returns True once the user wants to stop.
         output: File descriptor for the program's output. None: the program writes to the output of this process.
     """
-    kept = {name: value for name, value in environment(os.environ).items() if not name.startswith("PERF_CALLBACKS")}
     own = {
+        "OMP_NUM_THREADS": "1",  # other threads of torch spin between operations, which counts as CPU time
         "PYTHONUNBUFFERED": "1",
         "PYTHONWARNINGS": "ignore:Failed to initialize NumPy",  # torch warns if NumPy is missing, but doesn't need it
         "XDG_CACHE_HOME": str(directory / "cache"),  # empty at first, so that the demo measures the peak
@@ -199,7 +202,7 @@ def start(directory: Path, options: Sequence[str], stopped: Callable[[], bool], 
     process = subprocess.Popen(  # noqa: S603 a copy of our own program
         [sys.executable, PROGRAM.name, *options],
         cwd=directory,
-        env=kept | own,
+        env=_outside_of_jobs(os.environ) | own,
         stdin=subprocess.DEVNULL,
         stdout=output,
         start_new_session=True,  # Ctrl-C reaches this process alone, which then ends all ranks
@@ -213,6 +216,11 @@ def start(directory: Path, options: Sequence[str], stopped: Callable[[], bool], 
     finally:
         if process.poll() is None:
             _end(process)
+
+
+def _outside_of_jobs(variables: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment variables without those of a surrounding job, and without settings of the callback."""
+    return {name: value for name, value in variables.items() if name not in _OF_RANKS and not name.startswith(_OF_JOBS)}
 
 
 def _end(process: "subprocess.Popen[bytes]") -> None:

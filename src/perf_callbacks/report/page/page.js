@@ -258,7 +258,6 @@ if (memory || (data.use || []).length) {
 }
 section(null, table("checklist", { class: "wordy" }));
 section(null, table("environment", { folded: true }));
-section(null, glossary() || null);
 page.append(el("footer", {},
   el("p", {}, [steps && steps.about, "Lines and bands leave out excluded steps: the first step, and steps with a FLOP count, a profile, an evaluation or a checkpoint."].filter(Boolean).join(" ")),
   el("p", {}, "The slowest steps are drawn one by one; a triangle at the upper edge is a step beyond the scale. Steps that were repeated after a restart are shown as they ran last."),

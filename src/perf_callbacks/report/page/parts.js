@@ -16,7 +16,7 @@ function el(tag, attributes = {}, ...children) {
 
 const PART_COLORS = ["s2", "s1", "s3", "s0", "s4", "s6", "s5", "s7"];
 const chip = (color, line) => el("i", { class: line ? "line" : "", style: { background: `var(--${color})` } });
-const key = (...pairs) => el("span", { class: "key" }, ...pairs.filter(Boolean).map(([name, color, line]) => el("span", {}, chip(color, line), words(name))));
+const key = (...pairs) => el("span", { class: "key" }, ...pairs.filter(Boolean).map(([name, color, line]) => el("span", {}, chip(color, line), name)));
 const pair = (...parts) => (parts.some(Boolean) ? el("div", { class: "two" }, ...parts) : null);
 
 // No line ends between a number and its unit.
@@ -30,49 +30,6 @@ function section(title, ...parts) {
   const shown = parts.filter((part) => part != null);
   if (shown.length) page.append(el("section", {}, title && el("h2", {}, title), ...shown));
 }
-
-// ---- words of the glossary: their meaning shows when pointed at, tapped, or reached by the keyboard
-const meanings = new Map(Object.entries(data.glossary).map(([form, meaning]) => [form.toLowerCase(), meaning]));
-for (const [form, meaning] of Object.entries(data.glossary)) meanings.set(form, meaning); // "FLOPs" and "FLOPS" differ
-const anyWord = new RegExp(`(?<![\\w-])(${Object.keys(data.glossary).sort((a, b) => b.length - a.length).join("|")})(?![\\w-])`, "gi");
-const met = new Set();
-
-function words(text) {
-  return text.split(anyWord).map((part, place) => {
-    if (place % 2 === 0) return part;
-    const meaning = meanings.get(part) || meanings.get(part.toLowerCase()), first = !met.has(meaning);
-    met.add(meaning);
-    // the Tab key stops at the first place of each meaning alone
-    return el("button", { type: "button", class: "term", "data-meaning": meaning, tabindex: first ? null : "-1" }, part);
-  });
-}
-
-// All words that the page uses, for those who read on paper.
-function glossary() {
-  const used = Object.entries(data.glossary).filter(([, meaning]) => met.has(meaning));
-  const pairs = [...new Map(used.map(([form, meaning]) => [meaning, form])).entries()];
-  return pairs.length && el("details", { class: "table glossary" }, el("summary", {}, el("h3", {}, "Words")),
-    el("dl", { class: "words" }, ...pairs.map(([meaning, form]) => el("div", {}, el("dt", {}, form), el("dd", {}, marked(sentence(meaning)))))));
-}
-
-const meaningTip = el("div", { id: "term", role: "tooltip", hidden: "" });
-document.body.append(meaningTip);
-function explainWord(word) {
-  meaningTip.textContent = `${sentence(word.textContent).slice(0, -1)}: ${word.dataset.meaning.replaceAll("`", "")}.`;
-  meaningTip.hidden = false;
-  word.setAttribute("aria-describedby", "term");
-  const box = word.getBoundingClientRect(), { offsetWidth: wide, offsetHeight: high } = meaningTip;
-  const below = box.bottom + high + 4 < innerHeight;
-  meaningTip.style.left = `${Math.max(8, Math.min(box.left, document.documentElement.clientWidth - wide - 8))}px`;
-  meaningTip.style.top = `${below ? box.bottom : Math.max(0, box.top - high)}px`;
-}
-const hideMeaning = () => { meaningTip.hidden = true; };
-const termOf = (event) => event.target.closest?.(".term");
-for (const kind of ["mouseover", "focusin", "click"]) document.addEventListener(kind, (event) => { if (termOf(event)) explainWord(termOf(event)); else if (kind === "click") hideMeaning(); });
-document.addEventListener("mouseout", (event) => { if ((termOf(event) || event.target === meaningTip) && event.relatedTarget !== meaningTip && !termOf({ target: event.relatedTarget || document })) hideMeaning(); });
-document.addEventListener("focusout", hideMeaning);
-document.addEventListener("keydown", (event) => { if (event.key === "Escape") hideMeaning(); });
-addEventListener("scroll", hideMeaning, { passive: true });
 
 // ---- how a figure was computed
 function explained(found) {
@@ -119,16 +76,15 @@ function table(name, options = {}) {
   const columns = shown(found.columns);
   const inside = (text, heading, kind) => {
     if (kind === "code" && text) return el("code", {}, text);
-    if (heading === "cause" || heading === "phase") return meanings.has(text) ? words(text) : text;
     return heading.endsWith("step") && data.steps && kind === "number" ? stepButton(text) : joined(text);
   };
   const cell = (text, [heading, kind]) => el("td", { class: kind, "data-label": heading }, inside(text, heading, kind));
   const body = el("table", {},
-    el("thead", {}, el("tr", {}, ...columns.map(([heading, kind]) => el("th", { class: kind, scope: "col" }, words(heading))))),
+    el("thead", {}, el("tr", {}, ...columns.map(([heading, kind]) => el("th", { class: kind, scope: "col" }, heading)))),
     el("tbody", {}, ...found.rows.map((row) => el("tr", {}, ...shown(row).map((text, place) => cell(text, columns[place]))))));
   const inner = found.rows.length ? el("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": found.title }, body) : null;
   if (options.folded) return el("details", { class: "table" }, el("summary", {}, el("h3", {}, found.title)), inner, how(name));
-  const head = el("header", {}, el("h3", {}, words(found.title)), found.note ? el("span", { class: "said" }, joined(found.note)) : null);
+  const head = el("header", {}, el("h3", {}, found.title), found.note ? el("span", { class: "said" }, joined(found.note)) : null);
   return el("div", { class: `table ${options.class || ""}` }, head, inner, how(name));
 }
 
@@ -140,7 +96,7 @@ function stepButton(text) {
 }
 
 function figure(title, legend, text, place) {
-  const made = el("figure", { role: "group", "aria-label": text }, el("figcaption", {}, el("h3", {}, words(title)), legend));
+  const made = el("figure", { role: "group", "aria-label": text }, el("figcaption", {}, el("h3", {}, title), legend));
   place?.append(made);
   return made;
 }
@@ -163,7 +119,7 @@ function bar(title, name, found, colors) {
     el("div", { class: "stack", role: "img", "aria-label": found.text }, ...found.parts.map((part, place) =>
       el("span", { title: `${part.name} ${part.value}`, style: { width: `${part.share * 100}%`, background: tint(part, place) } }))),
     el("ul", { class: "parts" }, ...found.parts.map((part, place) =>
-      el("li", {}, el("i", { style: { background: tint(part, place) } }), el("span", {}, words(part.name)), el("b", {}, joined(part.value))))),
+      el("li", {}, el("i", { style: { background: tint(part, place) } }), el("span", {}, part.name), el("b", {}, joined(part.value))))),
     how(name) || "");
   return made;
 }
