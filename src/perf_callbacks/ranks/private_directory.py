@@ -114,7 +114,10 @@ class PrivateDirectory:
         return _identity(os.stat(self._at(name), dir_fd=self._held, follow_symlinks=False))
 
     def remove(self, names: Iterable[str] | None = None) -> None:
-        """Remove these files, or all if they are notes (`names` None), and then the directory if it is empty."""
+        """Remove these files, or all files (`names` None), and then the directory if it is empty.
+
+        A file that is no note may be the user's: then not all files are removed, but none.
+        """
         if names is None:
             names = os.listdir(self.path if self._held is None else self._held)  # noqa: PTH208 of the open directory
             if not all(map(_NOTE.fullmatch, names)):

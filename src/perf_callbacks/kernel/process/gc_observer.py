@@ -13,7 +13,10 @@ from perf_callbacks.kernel.process.stacks import calling_line
 
 
 class GcObserver:
-    """Times garbage collections, at no cost between them. Automatic: the youngest generation was too large."""
+    """Times garbage collections, at no cost between them.
+
+    One counts as automatic if the youngest generation was over its threshold, even if the program called `gc.collect()`.
+    """
 
     def __init__(self, report: Callable[[Pause], object], clock: Callable[[], float] = perf_counter) -> None:
         self._report = report
