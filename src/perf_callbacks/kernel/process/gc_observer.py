@@ -15,7 +15,7 @@ from perf_callbacks.kernel.process.stacks import calling_line
 class GcObserver:
     """Times garbage collections, at no cost between them.
 
-    One counts as automatic if the youngest generation was over its threshold, even if the program called `gc.collect()`.
+    One counts as automatic if the youngest generation was over its threshold, also in the program's `gc.collect()`.
     """
 
     def __init__(self, report: Callable[[Pause], object], clock: Callable[[], float] = perf_counter) -> None:
