@@ -1,6 +1,7 @@
 """FLOPs without running anything: the same as counted, and the model is not touched."""
 
 import random
+import sys
 from contextlib import suppress
 from types import SimpleNamespace
 
@@ -282,7 +283,36 @@ def with_flex_attention(model):
     model.config._attn_implementation = "flex_attention"
 
 
-PROGRAMS = (with_closure, with_own_class, with_compiled_layer, with_compiled_wrapper, with_flex_attention)
+def with_loss(model):
+    model.loss_function = lambda logits, labels, **_: logits.sum()
+
+
+def with_activation(model):
+    perceptron = model.model.layers[0].mlp
+    del perceptron.act_fn
+    perceptron.act_fn = lambda hidden: hidden * 2
+
+
+def with_attention(model):
+    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+    ALL_ATTENTION_FUNCTIONS["own"] = lambda *_args, **_kwargs: None
+    model.config._attn_implementation_internal = "own"
+
+
+def with_callable_object(model):
+    model.model.norm.extra = CallableObject()
+
+
+class CallableObject:
+    def __call__(self):
+        raise NotImplementedError
+
+
+PROGRAMS = (
+    with_closure, with_own_class, with_compiled_layer, with_compiled_wrapper, with_flex_attention, with_loss,
+    with_activation, with_attention, with_callable_object,
+)  # fmt: skip
 
 
 @pytest.mark.parametrize("change", PROGRAMS)
@@ -335,3 +365,10 @@ def test_a_copy_holds_no_numbers_of_attributes():
     model.model.table = {"large": [torch.ones(1 << 20)]}
     copied = offline._emptied(model, FakeTensorMode())
     assert isinstance(copied.model.table["large"][0], FakeTensor)
+
+
+def test_a_replaced_function_of_a_model_is_code_of_the_program(monkeypatch):
+    model = llama()
+    monkeypatch.setattr(sys.modules[type(model).__module__], "apply_rotary_pos_emb", lambda *_: None)
+    with pytest.raises(TypeError, match="code of the program"):
+        offline.count(model, example_of(ids(2, 8)))

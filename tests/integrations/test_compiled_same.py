@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader
 
 from perf_callbacks import PerfConfig
 from perf_callbacks.accelerate import attach
+from perf_callbacks.journal import Steps, read
 from perf_callbacks.loop import measure
 from perf_callbacks.transformers import PerfCallback
 
@@ -263,3 +264,28 @@ def test_a_trainer(monkeypatch, tmp_path, door, way):
     both(monkeypatch, tmp_path, DOORS[door], **WAYS[way])
     true = truth(dropping(), ids(4, 16))
     assert_no_more(tmp_path / "ours", [true] * STEPS)
+
+
+@pytest.mark.parametrize("at", [0, 2])
+def test_a_sequence_that_is_compiled_within_the_loop_has_as_many_graphs(tmp_path, at):
+    def graphs(*, measured):
+        torch._dynamo.reset()
+        torch._dynamo.utils.counters.clear()
+        torch.manual_seed(0)
+        model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Dropout(0.5))
+        config = PerfConfig(output_dir=str(tmp_path), enabled=measured)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        with measure(model=model, optimizer=optimizer, loader=[torch.ones(2, 4)] * 6, config=config) as perf:
+            for step, batch in enumerate(perf.loader):
+                if step == at:
+                    model.compile(backend="aot_eager")
+                if step == at + 2:
+                    model._compiled_call_impl = None
+                model(batch).sum().backward()
+                optimizer.step()
+        return torch._dynamo.utils.counters["stats"]["unique_graphs"], torch.randn(1).item()
+
+    assert graphs(measured=True) == graphs(measured=False)
+    torch._dynamo.reset()
+    (steps,) = [entry.record for entry in read(tmp_path) if isinstance(entry.record, Steps)]
+    assert all(seconds > 0 for seconds in steps.forward_time)

@@ -233,3 +233,10 @@ def test_the_arguments_of_the_command_are_not_shown():
 
 def test_switched_off_there_is_no_command():
     assert resolve(None, {ON_EVENT: "notify.sh", "PERF_CALLBACKS": "0"}).on_event == ()
+
+
+def test_a_baseline_of_old_ends_no_training():
+    for text in ("1500", "/runs/good"):
+        settings = resolve(None, {"PERF_CALLBACKS_BASELINE": text})
+        assert settings.config.baseline is None
+        assert settings.remarks[0].startswith(f"PERF_CALLBACKS_BASELINE: got {text!r}, wanted auto or None.")

@@ -39,6 +39,8 @@ class CountedStep:
 def why_useless(counter: FlopCounter, total: Work) -> str:
     if counter.interrupted:
         return "an exception interrupted the counted step"
+    if counter.lost:
+        return "the counter could not come back to the thread's stack of modes"
     if total.model_flops:
         return "the counted steps trained on no new batch"
     return "the counted steps had no matrix products in forward and backward"

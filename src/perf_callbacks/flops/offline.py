@@ -10,6 +10,8 @@ import random
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext
+from functools import partial
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -69,18 +71,28 @@ def _check_code(model: nn.Module) -> None:
     fake tensors, so nothing inside of the model may be compiled.
     """
     for module in model.modules():
-        forward: Any = type(module).forward
+        kind = type(module)
+        forward: Any = kind.forward
         replaced = vars(module).get("forward")
-        roots = {name.partition(".")[0] for name in (type(module).__module__, forward.__globals__["__name__"])}
         bound = replaced is None or getattr(replaced, "__self__", None) is module
-        if not (roots <= _STOCK and bound and _own_forward(module)):
-            raise TypeError(f"{type(module).__name__} has a forward of its own")
+        attributes = [value for name, value in vars(module).items() if name != "forward"]  # Accelerate wraps it
+        if not (bound and _own_forward(module) and _is_stock(kind) and all(map(_is_stock, attributes))):
+            raise TypeError(f"{kind.__name__} has code of the program")
         inner = module is not model and module._compiled_call_impl is not None  # noqa: SLF001 `Module.compile`
         if inner or hasattr(module, "_orig_mod") or hasattr(forward, "_torchdynamo_orig_callable"):
-            raise TypeError(f"{type(module).__name__} is compiled by itself")
+            raise TypeError(f"{kind.__name__} is compiled by itself")
+    for kind in {base for module in model.modules() for base in type(module).__mro__}:
+        names = vars(sys.modules[kind.__module__]) if kind.__module__.startswith("transformers.models.") else {}
+        replaced_functions = [value for value in (*vars(kind).values(), *names.values()) if not _is_stock(value)]
+        if replaced_functions:
+            raise TypeError(f"{kind.__module__} has code of the program: {replaced_functions[0]}")
     config: Any = getattr(model, "config", None)
-    if getattr(config, "_attn_implementation", None) == "flex_attention" or getattr(config, "reference_compile", False):
+    attention = getattr(config, "_attn_implementation", None)
+    if attention == "flex_attention" or getattr(config, "reference_compile", False):
         raise TypeError("a part of the model compiles itself")
+    utilities: Any = sys.modules.get("transformers.modeling_utils")
+    if not _is_stock(getattr(utilities, "ALL_ATTENTION_FUNCTIONS", {}).get(attention, None)):
+        raise TypeError(f"attention {attention} is code of the program")
     autograd: Any = torch._C._autograd  # noqa: SLF001 # pyright: ignore[reportAttributeAccessIssue] nothing public
     watched = any(getattr(modules, name) for name in _WATCHES) or dispatch_modes()
     saving = getattr(autograd, "_top_saved_tensors_default_hooks", lambda _: None)  # torch 2.6 can't tell
@@ -88,7 +100,32 @@ def _check_code(model: nn.Module) -> None:
         raise TypeError("hooks of the program would see the copy")
 
 
-_STOCK = {"torch", "transformers", "peft"}
+def _is_stock(value: Any) -> bool:
+    """Return False for code of the program, also if it stands in place of a function of `_STOCK`."""
+    if isinstance(value, partial):
+        return _is_stock(value.func)
+    function = getattr(value, "__func__", value)  # of a method
+    if isinstance(function, FunctionType):
+        return _root(function.__globals__["__name__"]) in _STOCK
+    if isinstance(value, type):
+        return not issubclass(value, nn.Module) or _root(value.__module__) in _STOCK
+    return not callable(value) or _root(type(value).__module__) in _STOCK
+
+
+def _root(module: str) -> str:
+    return module.partition(".")[0]
+
+
+_STOCK = {
+    "perf_callbacks",
+    "torch",
+    "transformers",
+    "peft",
+    "accelerate",
+    "huggingface_hub",
+    "numpy",
+    *sys.stdlib_module_names,
+}
 _WATCHES = (
     "_global_forward_pre_hooks",
     "_global_forward_hooks",

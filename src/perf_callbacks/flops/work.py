@@ -30,8 +30,7 @@ class WorkKey(NamedTuple):
 class Work:
     """FLOPs by phase, dtype and kind of operation.
 
-    >>> forward, again = WorkKey("forward", "float32", "matmul"), WorkKey("recompute", "float32", "matmul")
-    >>> Work({forward: 10, again: 10}).hardware_flops
+    >>> Work({WorkKey(phase, "float32", "matmul"): 10 for phase in ("forward", "recompute")}).hardware_flops
     20
     """
 

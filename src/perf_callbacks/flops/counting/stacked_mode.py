@@ -101,5 +101,14 @@ def _in_dispatch() -> bool:
 
 _DISPATCH = tuple(
     str(Path(torch.__file__).parent / part)
-    for part in ("_functorch", "_ops.py", "_prims_common", "_refs", "_decomp", "_higher_order_ops", "_library")
+    for part in (
+        "_functorch",
+        "_ops.py",
+        "_prims_common",
+        "_refs",
+        "_decomp",
+        "_higher_order_ops",
+        "_library",
+        "_subclasses",
+    )
 )

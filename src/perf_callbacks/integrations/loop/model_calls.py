@@ -9,6 +9,7 @@ from typing import Any
 
 from torch import get_autocast_dtype, is_autocast_enabled, is_grad_enabled, nn
 from torch.compiler import is_dynamo_compiling
+from torch.utils.hooks import RemovableHandle
 
 from perf_callbacks.kernel.engine.stages import Stage
 from perf_callbacks.kernel.fit.recorder import Recorder
@@ -37,8 +38,9 @@ class ModelCalls:
         self._recorder, self._loop, self._inputs = recorder, loop, inputs
         self._trained = False
         self.compiled: object = None  # last seen `_compiled_call_impl` of the module
-        self._hook = model.register_forward_pre_hook(self.see, prepend=True, with_kwargs=True)
-        recorder.patches.add(self._hook.remove)
+        self._hook: RemovableHandle | None = None
+        recorder.patches.add(self._unhook)
+        recorder.patches.method(nn.Module, "compile", self._compiling)
         self._watch(recorder)
 
     def again(self) -> None:
@@ -49,7 +51,26 @@ class ModelCalls:
         recorder.patches.replace(self.model, "_compiled_call_impl", self._marking)
         self.compiled = self.model._compiled_call_impl  # noqa: SLF001
         if self.compiled is not None:
-            self._hook.remove()
+            self._unhook()
+        elif self._hook is None:
+            self._hook = self.model.register_forward_pre_hook(self.see, prepend=True, with_kwargs=True)
+
+    def _unhook(self) -> None:
+        hook, self._hook = self._hook, None
+        if hook is not None:
+            hook.remove()
+
+    def _compiling(self, inner: Callable[..., Any]) -> Callable[..., Any]:
+        """Watch the compiled call as soon as there is one: its first call may come before the next batch."""
+
+        @functools.wraps(inner)
+        def compile(module: nn.Module, *args: Any, **kwargs: Any) -> Any:  # noqa: A001 torch's name
+            result = inner(module, *args, **kwargs)
+            if module is self.model:
+                self.again()
+            return result
+
+        return compile
 
     def _marking(self, inner: Callable[..., Any]) -> Callable[..., Any]:
         model, see = self.model, self.see

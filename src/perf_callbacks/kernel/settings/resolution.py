@@ -71,7 +71,7 @@ def resolve(config: PerfConfig | None, environ: Mapping[str, str], entries: Iter
     entries = tuple(entries)
     values = parse(entries)
     given = {name: environ[variable(name)] for name in rules() if variable(name) in environ}
-    gone = [name for name, text in given.items() if f"{name}={text.strip()}" in GONE]
+    gone = [name for name, text in given.items() if f"{name}={text.strip()}" in GONE or _is_old_baseline(name, text)]
     names = [name for name in given if name not in gone]
     remarks = [f"{variable(name)}: {refusal(name, given[name].strip())}" for name in gone]
     values |= {name: _value(name, given[name], variable(name)) for name in names}
@@ -87,6 +87,11 @@ def resolve(config: PerfConfig | None, environ: Mapping[str, str], entries: Iter
     config = replace(config, **values)
     remarks += _strangers(environ)
     return Settings(config=config, from_env=from_env, origins=origins, remarks=tuple(remarks), on_event=command)
+
+
+def _is_old_baseline(name: str, text: str) -> bool:
+    """A baseline was a directory or a number once. A variable that still says so must not end the training."""
+    return name == "baseline" and not rules()[name].allows(rules()[name].parse(text))
 
 
 def switched_off(environ: Mapping[str, str]) -> bool:
