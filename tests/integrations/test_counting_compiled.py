@@ -12,7 +12,8 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import Trainer
 
-from perf_callbacks import PerfConfig
+from perf_callbacks import PerfConfig, Summary
+from perf_callbacks.journal import read
 from perf_callbacks.loop import measure
 from perf_callbacks.transformers import PerfCallback
 
@@ -195,3 +196,13 @@ def test_a_model_that_is_compiled_in_the_midst_of_a_fit_stays_compiled(tmp_path)
             optimizer.zero_grad()
     assert perf.summary.steps == 12
     assert 1 <= len(graphs) <= 2
+
+
+def test_equal_recounts_of_compiled_code_confirm_its_count(tmp_path):
+    model = torch.compile(nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2)), backend="aot_eager")
+    loop(tmp_path, model, [torch.ones(2, 4)] * 40)
+    torch._dynamo.reset()
+    (summary,) = [entry.record for entry in read(tmp_path) if isinstance(entry.record, Summary)]
+    assert summary.flops.checked_step == 33
+    assert [record.step for record in counts(tmp_path)] == [2, 11, 33]
+    assert len({record.model_flops for record in counts(tmp_path)}) == 1

@@ -20,6 +20,7 @@ def test_a_card_has_the_verdict_and_all_lines():
     assert " ".join(cards.closing(summary).split()).endswith(" ".join(unescape(rest).split()))
 
 
+@pytest.mark.needs_torch
 @pytest.mark.parametrize("module", ["perf_callbacks.journal", "perf_callbacks.loop"])
 def test_a_program_that_has_a_summary_has_its_card(tmp_path, module):
     script = tmp_path / "card.py"

@@ -28,7 +28,7 @@ _MODEL: dict[str, tuple[type, str]] = {
     "vocab": (int, "tokens in the vocabulary"),
 }
 _RUN: dict[str, tuple[type, str]] = {
-    "batch": (int, "sequences in an optimizer step, over all GPUs (default: 1)"),
+    "batch": (int, "sequences in an optimizer step, over all GPUs (default without --step-time: 1)"),
     "gpus": (int, "GPUs (default: 1)"),
     "step-time": (float, "seconds per optimizer step"),
     "tokens-per-second-per-gpu": (float, "give this instead of the step time"),
@@ -78,7 +78,7 @@ def run(arguments: argparse.Namespace) -> int:
         ours = rows["matmul"]["model_flops_per_step"]
         shown = zip(
             (flops, flops and ours and flops / ours, executed, *tflops),
-            (".3e", ".3f", ".3e", ".1f", ".1f"),
+            (".3e", ".3f", ".3e", *[".1f" if (tflops[0] or 0) >= 1 else ".3g"] * 2),
             strict=True,
         )
         cells = [DASH if value is None else f"{value:{form}}" for value, form in shown]

@@ -10,7 +10,7 @@ from typing import Any
 from torch import nn
 from typing_extensions import override
 
-from perf_callbacks.flops.by_shape.shape_counts import extent
+from perf_callbacks.flops.by_shape.shape_counts import SAME, extent
 from perf_callbacks.flops.by_shape.shaped_work import COPY, ShapedWork
 from perf_callbacks.flops.count_records import CountRecords, counted, estimated
 from perf_callbacks.flops.count_schedule import CountSchedule
@@ -293,7 +293,7 @@ class Counting(Observer, Listener):
         self._live = self._live and copied is None and REST not in counted_step.missing  # a recount would differ
         if copied is not None:
             work.learn([batches[0].shape], [copied.work()], source=COPY)
-        elif counted_step.missing and work.covers([batch.shape for batch in batches], total, calls):
+        elif self._saw_less(counted_step):
             return
         else:
             work.learn([batch.shape for batch in batches], counted_step.passes, calls, step=step)
@@ -346,6 +346,15 @@ class Counting(Observer, Listener):
         work.learn([shape], [total], source=record.source)
         work.unknowns.counting = None
         self._records.write(record)
+
+    def _saw_less(self, counted_step: CountedStep) -> bool:
+        """Return True if an earlier count saw more. An incomplete count that saw as much as a complete one is one."""
+        shapes = [batch.shape for batch in counted_step.batches]
+        share = self.work.share(shapes, counted_step.total, counted_step.calls) if counted_step.missing else None
+        complete = self.work.rating is not None and not self.work.rating.count.lower_bound
+        if share is not None and abs(share - 1) <= SAME and complete:
+            counted_step.missing.clear()
+        return share is not None and share < 1 - SAME
 
 
 def alone(run: Run) -> bool:

@@ -194,11 +194,11 @@ class ShapedWork(WorkModel):
                 self._vary(f"{times} counts at steps {before.step} and {step}")
         table.learn(shapes, counts)
 
-    def covers(self, shapes: Sequence[ShapeKey], total: Work, calls: Calls) -> bool:
-        """Return True if an incomplete count tells nothing new: an earlier one has as many FLOPs."""
+    def share(self, shapes: Sequence[ShapeKey], total: Work, calls: Calls) -> float | None:
+        """Return the FLOPs of a count as a share of the step's FLOPs by earlier counts. None: there is none."""
         table = self._tables.get((self._trained, _each(calls, len(shapes))))
         before = None if table is None or not all(shapes) else table.step_work(shapes)
-        return before is not None and total.model_flops <= before.work.model_flops * (1 + SAME)
+        return None if before is None or not before.work.model_flops else total.model_flops / before.work.model_flops
 
     def _vary(self, difference: str) -> None:
         self._efforts.clear()
