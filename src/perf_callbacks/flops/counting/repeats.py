@@ -34,9 +34,6 @@ _MATRIX = 2
 
 _COMPILED = "CompiledFunctionBackward"  # Autograd node of a compiled forward
 
-_Product = tuple[int, int, tuple[int, ...]]
-"""Products in a batch, length of the sums, and both sizes of the result, the smaller first."""
-
 _Sizes = tuple[tuple[tuple[int, ...], bool], ...]
 
 
@@ -49,15 +46,12 @@ class Repeats:
 
     def __init__(self) -> None:
         self._forward: set[_Sizes] = set()
-        self._gradient_products: Counter[_Product] = Counter()  # of the forward, and not yet seen in a backward
+        self._gradients_to_come: Counter[_Sizes] = Counter()
         self._gradients: set[int] = set()  # addresses of storages
 
     def multiplied(self, operands: list[torch.Tensor]) -> None:
         self._forward.add(_sizes(operands))
-        if (product := _product(operands)) is not None:
-            batch, rows, inner, columns = product
-            self._gradient_products[_key(batch, rows, columns, inner)] += 1
-            self._gradient_products[_key(batch, inner, rows, columns)] += 1
+        self._gradients_to_come.update(_sizes_of_gradients(operands))
 
     def repeated(self, operands: list[torch.Tensor]) -> bool:
         """Return True if a product in a backward was already computed in the forward.
@@ -67,11 +61,11 @@ class Repeats:
         scores.
         """
         if type(torch._C._current_autograd_node()).__name__ == _COMPILED:  # noqa: SLF001 there is no public name
-            product = _product(operands)
-            if product is not None and self._gradient_products[key := _key(*product)] > 0:
-                self._gradient_products[key] -= 1
+            sizes = _sizes(operands)
+            if self._gradients_to_come[sizes] > 0:
+                self._gradients_to_come[sizes] -= 1
                 return False
-            return _sizes(operands) in self._forward
+            return sizes in self._forward
         return self._receive() and _sizes(operands) in self._forward and self._gradients.isdisjoint(_storages(operands))
 
     def follow(self, func: Any, args: Any, out: Any) -> None:
@@ -117,15 +111,16 @@ def _sizes(operands: list[torch.Tensor]) -> _Sizes:
     )
 
 
-def _product(operands: list[torch.Tensor]) -> tuple[int, int, int, int] | None:
-    """Return batch, rows, length of the sums and columns of a product of two matrices, or None for others."""
-    if len(operands) < _MATRIX or any(tensor.is_nested for tensor in operands):
-        return None
-    first, second = [tuple(tensor.shape) for tensor in operands[-2:]]
-    if not _MATRIX <= len(first) == len(second) <= _MATRIX + 1 or first[-1] != second[-2]:
-        return None
-    return first[0] if len(first) > _MATRIX else 1, first[-2], first[-1], second[-1]
-
-
-def _key(batch: int, rows: int, inner: int, columns: int) -> _Product:
-    return batch, inner, tuple(sorted((rows, columns)))
+def _sizes_of_gradients(operands: list[torch.Tensor]) -> list[_Sizes]:
+    """Return the sizes of both products in the gradient of a product of two matrices, or of two batches of matrices."""
+    sizes = _sizes(operands)
+    matrices = [tensor for tensor in operands if not tensor.is_nested and tensor.dim() >= _MATRIX]
+    if len(matrices) != _MATRIX or matrices[0].dim() != matrices[1].dim() or matrices[0].dim() > _MATRIX + 1:
+        return []
+    (rows, inner), columns = matrices[0].shape[-2:], matrices[1].shape[-1]
+    batch, several = tuple(matrices[1].shape[:-2]), matrices[0].dim() > _MATRIX
+    (_, first_turned), (_, second_turned) = sizes
+    return [
+        (((rows, columns) if several else (columns,), False), ((*batch, columns, inner), not second_turned)),
+        (((inner, rows) if several else (rows,), not first_turned), ((*batch, rows, columns), False)),
+    ]
