@@ -40,10 +40,11 @@ FROM_OUTSIDE = {*os.environ}
 def pytest_runtest_setup() -> None:
     """Delete what frameworks leave in the environment, before a fixture of any scope starts.
 
-    Training arguments leave their precision and their compiler there, a `LightningCLI` the seed of workers.
+    Training arguments leave their precision and their compiler there, a `LightningCLI` the seed of workers, launchers
+    the numbers of ranks.
     """
     for name in {*os.environ} - FROM_OUTSIDE:
-        if name.startswith(("ACCELERATE_", "PL_")):
+        if name.startswith(("ACCELERATE_", "PL_", "MASTER_")) or name.endswith(("RANK", "WORLD_SIZE")):
             del os.environ[name]
 
 
