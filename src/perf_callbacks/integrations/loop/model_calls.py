@@ -6,6 +6,7 @@ from contextlib import nullcontext
 from threading import get_ident
 from types import SimpleNamespace
 from typing import Any
+from weakref import ref
 
 from torch import get_autocast_dtype, is_autocast_enabled, is_grad_enabled, nn
 from torch.compiler import is_dynamo_compiling
@@ -62,12 +63,14 @@ class ModelCalls:
 
     def _compiling(self, inner: Callable[..., Any]) -> Callable[..., Any]:
         """Watch the compiled call as soon as there is one: its first call may come before the next batch."""
+        calls = ref(self)  # a method of all modules must keep no fit alive
 
         @functools.wraps(inner)
         def compile(module: nn.Module, *args: Any, **kwargs: Any) -> Any:  # noqa: A001 torch's name
             result = inner(module, *args, **kwargs)
-            if module is self.model:
-                self.again()
+            watched = calls()
+            if watched is not None and watched.model is module:
+                watched.again()
             return result
 
         return compile
