@@ -6,7 +6,7 @@ from contextlib import nullcontext
 from threading import get_ident
 from types import SimpleNamespace
 from typing import Any
-from weakref import ref
+from weakref import finalize, ref
 
 from torch import get_autocast_dtype, is_autocast_enabled, is_grad_enabled, nn
 from torch.compiler import is_dynamo_compiling
@@ -16,6 +16,7 @@ from perf_callbacks.kernel.engine.stages import Stage
 from perf_callbacks.kernel.fit.recorder import Recorder
 from perf_callbacks.kernel.process.backward import Loop
 from perf_callbacks.kernel.process.graphs import FIRST, next_start
+from perf_callbacks.kernel.process.patches import Replacement
 
 Inputs = Callable[[tuple[Any, ...], dict[str, Any]], object]
 """Gets the arguments of each model call in the stage `forward`."""
@@ -41,7 +42,9 @@ class ModelCalls:
         self.compiled: object = None  # last seen `_compiled_call_impl` of the module
         self._hook: RemovableHandle | None = None
         recorder.patches.add(self._unhook)
-        recorder.patches.method(nn.Module, "compile", self._compiling)
+        compiling = Replacement(nn.Module, "compile", self._compiling(nn.Module.compile))
+        recorder.patches.add(compiling.put_back)
+        finalize(self, compiling.put_back).atexit = False  # the fit may be dropped
         self._watch(recorder)
 
     def again(self) -> None:
