@@ -63,7 +63,6 @@ def pack_bundle(bundle: Bundle, fit: bytes) -> bytes:
 
 
 def unpack_bundles(blob: bytes, fit: bytes) -> list[Bundle]:
-    """Return the bundles of the fit."""
     bundles, at = [], 0
     while at + _FRAME.size <= len(blob):
         magic, of_header, of_columns, checksum = _FRAME.unpack_from(blob, at)

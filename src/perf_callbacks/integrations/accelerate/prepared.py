@@ -45,7 +45,6 @@ class PreparedObjects:
         return tuple(member for member in self if isinstance(member, DataLoader))
 
     def see(self, prepared: object) -> list[Any]:
-        """Return the new objects."""
         several = prepared if isinstance(prepared, tuple | list) else (prepared,)
         earlier = [*self]
         self._all = [reference for reference in self._all if reference() is not None]
