@@ -48,9 +48,7 @@ def rarer(trainer: Any) -> dict[str, Rarer]:
     batches, epochs = trainer.val_check_batch, trainer.check_val_every_n_epoch
     whole = trainer.num_training_batches
     of_epoch = whole / trainer.accumulate_grad_batches if math.isfinite(whole) else None
-    plateaus = {
-        (config.interval, config.frequency) for config in trainer.lr_scheduler_configs if config.reduce_on_plateau
-    }
+    plateaus = {(plan.interval, plan.frequency) for plan in trainer.lr_scheduler_configs if plan.reduce_on_plateau}
     # `EarlyStopping` turns its default into True if there is a validation in each epoch.
     stops = [stop.strict and stop._check_on_train_epoch_end for stop in trainer.early_stopping_callbacks]  # noqa: SLF001
     if trainer.enable_validation and batches is not None and not any(stops):  # None: the interval is a time
