@@ -15,7 +15,7 @@ LOWEST := $(addprefix tests/integrations/test_,contract.py transformers.py light
 	tests/ranks/test_packed_parts.py tests/kernel/test_journal_ends.py tests/baseline/test_ledger.py \
 	tests/properties/test_record_properties.py -m 'not slow'
 
-.PHONY: help demo test test-all test-pythons lint lint-style lint-mypy lint-pyright docs tables bench mutants clean
+.PHONY: help demo test test-all test-newest test-pythons lint lint-style lint-mypy lint-pyright docs tables bench mutants clean
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -52,6 +52,11 @@ test-all: $(VENV)/ready  ## the slow tests too, the wheel, older frameworks, and
 	.venv-lowest/bin/python -m pytest -m slow tests/test_wheel.py -k frameworks
 	$(MAKE) docs
 	$(MAKE) test-pythons
+
+test-newest:  ## the contract with the newest torch, transformers, lightning and accelerate, whatever is pinned
+	[ -x .venv-newest/bin/pytest ] || { $(PYTHON) -m venv .venv-newest && .venv-newest/bin/pip $(INSTALL) -e '.[all,test]'; }
+	.venv-newest/bin/pip $(INSTALL) --upgrade torch transformers lightning pytorch-lightning accelerate
+	.venv-newest/bin/python -m pytest $(PARALLEL) $(filter tests/integrations/%,$(LOWEST)) -m 'not slow'
 
 test-pythons:  ## what needs no torch, with each declared Python that this machine has
 	@for version in $(PYTHONS); do \
@@ -94,4 +99,4 @@ mutants: $(VENV)/ready  ## does the suite notice a changed line? Not fewer than 
 	nice $(BIN)/python tests/mutants.py
 
 clean:  ## remove what the other targets made
-	rm -rf $(VENV) .venv-transformers4 .venv-lowest $(PYTHONS:%=.venv-%) out
+	rm -rf $(VENV) .venv-transformers4 .venv-lowest .venv-newest $(PYTHONS:%=.venv-%) out

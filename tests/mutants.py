@@ -1,31 +1,29 @@
-"""Does the suite notice a changed line? `make mutants` changes six pure modules, one line at a time.
+"""Does the suite notice a changed line? `make mutants` changes 120 lines of all rooms, one at a time.
 
-A mutant is a comparison, an operator, a number or a condition that is turned. It is caught if a test of its module
-fails. Before and after a change that removes tests or code: not fewer may be caught.
+A mutant is a comparison, an operator, a number or a condition that is turned. It is caught if a test of the quick suite
+fails that goes through its line. Which tests these are is measured first, by one run of the suite with coverage.
+Before and after a change that removes tests or code: not fewer may be caught. `--mutants FILE` keeps the list, and
+finds the same mutants again by their statements when lines have moved.
 """
 
 import argparse
 import ast
 import copy
+import json
 import os
 import random
+import re
 import shutil
 import subprocess
 import sys
 import tempfile
+from collections import Counter, defaultdict
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-ROOT = Path(__file__).parents[1]
-MODULES = {
-    "memory/use.py": ("tests/memory/test_use.py", "tests/memory/test_estimate.py"),
-    "report/batch_means.py": ("tests/report/test_batch_means.py", "tests/commands/test_compare.py"),
-    "flops/peaks/peak_rates.py": ("tests/flops/test_peaks.py", "tests/flops/test_rating.py"),
-    "trials/remedies.py": ("tests/trials",),
-    "stalls/diagnosis.py": ("tests/stalls/test_diagnosis.py", "tests/stalls/test_notes.py"),
-    "goodput/time_kinds.py": ("tests/goodput",),
-}
-"""Modules without torch, each with the tests that look at it."""
+from coverage import CoverageData
+from house import PACKAGE, ROOMS, ROOT
 
 OPPOSITES: dict[type[ast.AST], type[ast.AST]] = {
     ast.Lt: ast.LtE,
@@ -45,21 +43,42 @@ OPPOSITES: dict[type[ast.AST], type[ast.AST]] = {
     ast.And: ast.Or,
     ast.Or: ast.And,
 }
+MOST_TESTS = 400
+"""Of one mutant: those that go through the fewest lines first, which are about it."""
+TESTS_OF_A_FILE = 12
+PYTEST = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "not slow"]
 
 
-def mutants(source: str) -> Iterator[tuple[int, str]]:
-    """Yield the line and the source of each mutant."""
+def mutants(source: str) -> Iterator[tuple[tuple[str, int, int], int, str]]:
+    """Yield of each mutant its statement with a number, its line, and the source with it."""
     tree = ast.parse(source)
-    for index, node in enumerate(ast.walk(tree)):
-        turned = copy.deepcopy(tree)
-        if _turn(next(other for number, other in enumerate(ast.walk(turned)) if number == index)):
-            yield getattr(node, "lineno", 0), ast.unparse(turned)
+    seen: Counter[str] = Counter()
+    for statement in ast.walk(tree):
+        if not isinstance(statement, ast.stmt):
+            continue
+        text = ast.unparse(statement).splitlines()[0]
+        seen[text] += 1
+        for number, node in enumerate(_own(statement)):
+            before = copy.copy(node.__dict__)
+            if _turn(node):
+                yield (text, seen[text], number), getattr(node, "lineno", statement.lineno), ast.unparse(tree)
+                node.__dict__.clear()
+                node.__dict__.update(before)
+
+
+def _own(statement: ast.stmt) -> Iterator[ast.AST]:
+    """Yield the nodes of a statement, without those of statements inside of it."""
+    nodes: list[ast.AST] = [statement]
+    while nodes:
+        node = nodes.pop()
+        yield node
+        nodes += [child for child in ast.iter_child_nodes(node) if not isinstance(child, ast.stmt)]
 
 
 def _turn(node: ast.AST) -> bool:
     match node:
-        case ast.Compare(ops=[operator, *_]) if type(operator) in OPPOSITES:
-            node.ops[0] = OPPOSITES[type(operator)]()  # type: ignore[call-overload]
+        case ast.Compare(ops=[operator, *others]) if type(operator) in OPPOSITES:
+            node.ops = [OPPOSITES[type(operator)](), *others]  # type: ignore[list-item]
         case ast.BinOp(op=operator) | ast.BoolOp(op=operator) if type(operator) in OPPOSITES:
             node.op = OPPOSITES[type(operator)]()  # type: ignore[assignment]
         case ast.Constant(value=bool() as value):
@@ -73,43 +92,147 @@ def _turn(node: ast.AST) -> bool:
     return True
 
 
-def _fails(source: Path, tests: tuple[str, ...]) -> bool:
-    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:randomly", "-p", "no:cacheprovider", *tests]
-    environment = {**os.environ, "PYTHONPATH": str(source), "PYTHONDONTWRITEBYTECODE": "1"}
-    return (
-        subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, timeout=300, check=False).returncode
-        != 0
-    )
+def sample(total: int, seed: int) -> list[list[object]]:
+    """Return mutants of all rooms, each as its module and its statement."""
+    chosen = []
+    generator = random.Random(seed)
+    lines = {
+        room: [file for folder in folders for file in sorted(_files(folder)) if "demo" not in file.parts]
+        for room, folders in ROOMS.items()
+    }
+    size = sum(len(file.read_bytes().splitlines()) for files in lines.values() for file in files)
+    for files in lines.values():
+        every = [[str(file.relative_to(PACKAGE)), *key] for file in files for key, _, _ in mutants(file.read_text())]
+        share = sum(len(file.read_bytes().splitlines()) for file in files) / size
+        chosen += generator.sample(every, max(3, round(total * share)))
+    while len(chosen) > total:
+        del chosen[generator.randrange(len(chosen))]
+    return chosen
+
+
+def _files(folder: str) -> Iterator[Path]:
+    return PACKAGE.glob(folder) if "*" in folder else (PACKAGE / folder).rglob("*.py")
+
+
+class Tests:
+    """Which tests go through a line, by one run of the quick suite."""
+
+    def __init__(self, data: Path) -> None:
+        self._data = CoverageData(str(data))
+        self._data.read()
+        self._lines = {
+            name.rpartition("src/perf_callbacks/")[2]: self._data.contexts_by_lineno(name)
+            for name in self._data.measured_files()
+        }
+        self._breadth: Counter[str] = Counter()
+        for contexts in self._lines.values():
+            for tests in contexts.values():
+                self._breadth.update(tests)
+
+    def of(self, module: str, line: int, statement: str) -> list[str]:
+        """Return the tests that go through a line; of a constant, those that go through lines with its name."""
+        tests = self._through(module, line)
+        for name in re.findall(r"\w+", statement)[:2] if not tests else ():
+            for other, contexts in self._lines.items():
+                source = (PACKAGE / other).read_text().splitlines() if (PACKAGE / other).exists() else []
+                named = {number for number, text in enumerate(source, 1) if re.search(rf"\b{name}\b", text)}
+                tests |= {test for number in named & contexts.keys() for test in contexts[number] if test}
+        if not tests:
+            tests = {test for contexts in self._lines.get(module, {}).values() for test in contexts if test}
+        names = sorted({test.partition("|")[0] for test in tests}, key=lambda test: self._breadth[f"{test}|run"])
+        per_file: dict[str, int] = defaultdict(int)
+        picked = []
+        for name in names:
+            file = name.partition("::")[0]
+            per_file[file] += 1
+            if per_file[file] <= TESTS_OF_A_FILE:
+                picked.append(name)
+        return picked[:MOST_TESTS]
+
+    def _through(self, module: str, line: int) -> set[str]:
+        return {test for test in self._lines.get(module, {}).get(line, ()) if test}
+
+
+def measure(data: Path) -> None:
+    """Run the quick suite, and write which tests go through which line."""
+    environment = {**os.environ, "COVERAGE_FILE": str(data)}
+    options = ["-n", "2", "--dist", "loadfile", "--cov", "--cov-context=test", "--cov-report=", "tests"]
+    subprocess.run([*PYTEST, *options], cwd=ROOT, env=environment, check=False)
+
+
+def _fails(source: Path, tests: list[str]) -> bool:
+    arguments = source / "tests.txt"
+    arguments.write_text("\n".join(tests))
+    environment = {**os.environ, "PYTHONPATH": str(source), "PYTHONDONTWRITEBYTECODE": "1", "TESTS_DAY": "0"}
+    try:
+        code = subprocess.run(
+            [*PYTEST, "-x", "-p", "no:randomly", f"@{arguments}"],
+            cwd=ROOT, env=environment, capture_output=True, timeout=600, check=False,
+        ).returncode  # fmt: skip
+    except subprocess.TimeoutExpired:
+        return True
+    return code == 1
+
+
+def tried(mutant: list[object], tests: Tests, directory: Path) -> str:
+    """Return what came of a mutant: "caught", "survived" with its tests, or "gone"."""
+    module, text, occurrence, number = mutant
+    file = directory / "perf_callbacks" / str(module)
+    if not file.exists():
+        return "gone"
+    source = file.read_text()
+    matches = [(line, turned) for key, line, turned in mutants(source) if key == (text, occurrence, number)]
+    if not matches:
+        return "gone"
+    line, turned = matches[0]
+    chosen = tests.of(str(module), line, str(text))
+    if not chosen:
+        return f"survived: line {line} is in no test"
+    file.write_text(turned)
+    try:
+        return "caught" if _fails(directory, chosen) else f"survived {len(chosen)} tests: line {line}"
+    finally:
+        file.write_text(source)
 
 
 def main() -> None:
-    """Print how many mutants of each module are caught, and where the others are."""
+    """Print what came of each mutant, and how many were caught."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--each", type=int, default=10, help="mutants of each module")
+    parser.add_argument("--count", type=int, default=120)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--mutants", type=Path, help="list of mutants: read if it is there, else written")
+    parser.add_argument("--data", type=Path, help="what an earlier run measured of the suite")
     arguments = parser.parse_args()
-    caught, total = 0, 0
-    with tempfile.TemporaryDirectory() as directory:
-        copied = Path(directory, "src")
-        shutil.copytree(ROOT / "src", copied)
-        for module, tests in MODULES.items():
-            file = copied / "perf_callbacks" / module
-            source = file.read_text()
-            if _fails(copied, tests):
-                sys.exit(f"the tests of {module} fail without a mutant")
-            every = list(mutants(source))
-            chosen = random.Random(arguments.seed).sample(every, min(arguments.each, len(every)))
-            survivors = []
-            for line, mutant in chosen:
-                file.write_text(mutant)
-                if not _fails(copied, tests):
-                    survivors.append(line)
-            file.write_text(source)
-            caught += len(chosen) - len(survivors)
-            total += len(chosen)
-            missed = f", not in lines {sorted(survivors)}" if survivors else ""
-            print(f"{module}: {len(chosen) - len(survivors)} of {len(chosen)} caught{missed}", flush=True)
-    print(f"{caught} of {total} mutants caught")
+    chosen = sample(arguments.count, arguments.seed)
+    if arguments.mutants and arguments.mutants.exists():
+        chosen = json.loads(arguments.mutants.read_text())
+    elif arguments.mutants:
+        arguments.mutants.write_text(json.dumps(chosen, indent=0))
+    with tempfile.TemporaryDirectory() as scratch:
+        data = arguments.data or Path(scratch, "coverage")
+        if not data.exists():
+            measure(data)
+        tests = Tests(data)
+        results = []
+        workers = 2
+        copies = [Path(scratch, str(number)) for number in range(workers)]
+        for directory in copies:
+            shutil.copytree(ROOT / "src", directory)
+        free = list(copies)
+
+        def one(mutant: list[object]) -> str:
+            directory = free.pop()
+            try:
+                result = tried(mutant, tests, directory)
+            finally:
+                free.append(directory)
+            print(result, *mutant, sep=" | ", flush=True)
+            return result
+
+        with ThreadPoolExecutor(workers) as pool:
+            results = [*pool.map(one, chosen)]
+    there = [result for result in results if result != "gone"]
+    print(f"{there.count('caught')} of {len(there)} mutants caught")
 
 
 if __name__ == "__main__":
