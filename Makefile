@@ -15,7 +15,7 @@ LOWEST := $(addprefix tests/integrations/test_,contract.py transformers.py light
 	tests/ranks/test_packed_parts.py tests/kernel/test_journal_ends.py tests/baseline/test_ledger.py \
 	tests/properties/test_record_properties.py -m 'not slow'
 
-.PHONY: help demo test test-all test-newest test-pythons lint lint-style lint-mypy lint-pyright docs tables bench mutants clean
+.PHONY: help demo test test-all test-transformers4 test-lowest test-newest test-pythons lint lint-style lint-mypy lint-pyright docs tables bench mutants clean
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -42,16 +42,20 @@ demo: $(VENV)/demo-ready  ## a real small training on this machine: live numbers
 	$(BIN)/perf-callbacks demo
 
 test: $(VENV)/ready  ## what a contributor runs
-	$(BIN)/python -m pytest $(PARALLEL) -m 'not slow' $(COVERAGE)
+	$(BIN)/python -m pytest $(PARALLEL) -m 'not slow'
 
-test-all: $(VENV)/ready  ## the slow tests too, the wheel, older frameworks, and the site
-	$(MAKE) --jobs 2 .venv-transformers4/ready .venv-lowest/ready
-	$(BIN)/python -m pytest $(PARALLEL) -m slow
-	.venv-transformers4/bin/python -m pytest $(PARALLEL) $(TRANSFORMERS)
-	.venv-lowest/bin/python -m pytest $(PARALLEL) $(LOWEST)
-	.venv-lowest/bin/python -m pytest -m slow tests/test_wheel.py -k frameworks
+test-all: $(VENV)/ready  ## the slow tests too, with branch coverage; older frameworks and Pythons; the wheel, and the site
+	$(BIN)/python -m pytest $(PARALLEL) --cov --cov-report=term --cov-fail-under=90
+	$(MAKE) --jobs 2 --output-sync=target test-transformers4 test-lowest
 	$(MAKE) docs
 	$(MAKE) test-pythons
+
+test-transformers4: .venv-transformers4/ready
+	.venv-transformers4/bin/python -m pytest $(PARALLEL) $(TRANSFORMERS)
+
+test-lowest: .venv-lowest/ready
+	.venv-lowest/bin/python -m pytest $(PARALLEL) $(LOWEST)
+	.venv-lowest/bin/python -m pytest -m slow tests/test_wheel.py -k frameworks
 
 test-newest:  ## the contract with the newest torch, transformers, lightning and accelerate, whatever is pinned
 	[ -x .venv-newest/bin/pytest ] || { $(PYTHON) -m venv .venv-newest && .venv-newest/bin/pip $(INSTALL) -e '.[all,test]'; }
