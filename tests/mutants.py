@@ -200,6 +200,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--count", type=int, default=120)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--mutants", type=Path, help="list of mutants: read if it is there, else written")
     parser.add_argument("--data", type=Path, help="what an earlier run measured of the suite")
     arguments = parser.parse_args()
@@ -213,9 +214,7 @@ def main() -> None:
         if not data.exists():
             measure(data)
         tests = Tests(data)
-        results = []
-        workers = 2
-        copies = [Path(scratch, str(number)) for number in range(workers)]
+        copies = [Path(scratch, str(number)) for number in range(arguments.workers)]
         for directory in copies:
             shutil.copytree(ROOT / "src", directory)
         free = list(copies)
@@ -229,7 +228,7 @@ def main() -> None:
             print(result, *mutant, sep=" | ", flush=True)
             return result
 
-        with ThreadPoolExecutor(workers) as pool:
+        with ThreadPoolExecutor(arguments.workers) as pool:
             results = [*pool.map(one, chosen)]
     there = [result for result in results if result != "gone"]
     print(f"{there.count('caught')} of {len(there)} mutants caught")
