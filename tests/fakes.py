@@ -176,6 +176,9 @@ class DeviceFit(Fit):
         self.stream.work(seconds)
 
 
+STEP = {"data": 0.25, "forward": 0.5, "backward": 1.0, "optimizer": 0.125, "other": 0.125}
+"""Seconds of the stages of a step of two seconds."""
+
 LOADER = Finding(
     cause="data",
     share=0.45,

@@ -1,6 +1,8 @@
 """Small journals, as fits leave them."""
 
+import os
 from html.parser import HTMLParser
+from pathlib import Path
 
 from fakes import a_run
 from summaries import a_summary_of
@@ -148,6 +150,12 @@ def write(folder, *journals):
     for rank, journal in enumerate(journals):
         (directory / f"rank{rank}.jsonl").write_text("".join(encode(entry) + "\n" for entry in journal))
     return folder
+
+
+def descriptors(path):
+    """The file descriptors of this process that are open on a path."""
+    links = {link: os.path.realpath(link) for link in Path("/dev/fd").iterdir()}
+    return [int(link.name) for link, target in links.items() if target == str(path.resolve())]
 
 
 class Outline(HTMLParser):

@@ -4,7 +4,8 @@ import logging
 import math
 
 import pytest
-from fakes import STAGES, DeviceFit, times
+from fakes import STAGES, DeviceFit, FakeClock, times
+from rows import each_row
 
 from perf_callbacks.kernel.process import event_timeline
 from perf_callbacks.kernel.process.event_timeline import CAPTURED, LOST, why_unusable
@@ -30,33 +31,24 @@ def test_a_capture_survives_and_its_steps_have_no_time(fit):
     for _ in range(3):
         fit.step(**STAGES)
         fit.stream.run()
-    steps = fit.steps()
-    assert [step["excluded"] for step in steps] == ["first", None, CAPTURED, CAPTURED, None, None]
-    assert [step["step_time"] for step in steps] == [2.0, 2.0, None, None, 2.0, 2.0]
-
-
-def test_a_capture_within_a_step_costs_this_step_alone(fit):
-    fit.step(**STAGES)
     fit.spend("data", 0.25)
-    fit.stream.capturing = True
+    fit.stream.capturing = True  # within a step
     fit.spend("forward", 0.5)
     fit.stream.capturing = False
-    fit.step(optimizer=0.25)
-    fit.step(**STAGES)
-    fit.stream.run()
-    assert [step["excluded"] for step in fit.steps()] == ["first", CAPTURED, None]
+    for stages in ({"optimizer": 0.25}, STAGES):
+        fit.step(**stages)
+        fit.stream.run()
+    steps = fit.steps()
+    assert [step["excluded"] for step in steps] == ["first", None, CAPTURED, CAPTURED, None, None, CAPTURED, None]
+    assert [step["step_time"] for step in steps if step["excluded"] != CAPTURED] == [2.0] * 5
+    assert {step["step_time"] for step in steps if step["excluded"] == CAPTURED} == {None}
 
 
-def test_a_fit_of_captured_steps_alone_has_a_summary():
-    fit = DeviceFit()
-    for _ in range(3):
-        captured(fit, **STAGES)
+def test_a_row_within_a_capture_is_empty(fit):
     fit.stream.capturing = True
-    assert fit.engine.row(3) == {}
+    fit.step(**STAGES)
+    assert fit.engine.row(1) == {}
     fit.stream.capturing = False
-    summary = fit.engine.stop(fit.now)
-    assert (summary.steps, summary.included_steps, summary.lost_steps, summary.step_time) == (3, 0, 3, None)
-    assert {step["excluded"] for step in fit.steps()} == {CAPTURED}
 
 
 def test_points_of_two_streams_out_of_order_change_no_step(fit):
@@ -73,7 +65,7 @@ def test_points_of_two_streams_out_of_order_change_no_step(fit):
 
 
 @pytest.mark.parametrize("milliseconds", [math.nan, math.inf, -1.0, 0.0])
-def test_times_that_cannot_be_are_no_times(fit, milliseconds, monkeypatch, caplog):
+def test_impossible_times_are_no_times(fit, milliseconds, monkeypatch, caplog):
     fit.step(**STAGES)
     fit.stream.run()
     monkeypatch.setattr("fakes.FakeEvent.elapsed_time", lambda *_: milliseconds)
@@ -114,8 +106,6 @@ def test_events_that_never_complete_take_bounded_memory(monkeypatch):
     fit = DeviceFit(capacity=64)
     for _ in range(500):
         fit.step(**STAGES)
-    timeline = fit.engine._device
-    assert len(timeline._closed) <= 16
     assert len(fit.engine.step_reader.passed) <= 16
     assert fit.made <= 64
     assert {step["excluded"] for step in fit.steps()} == {"lost"}
@@ -124,18 +114,6 @@ def test_events_that_never_complete_take_bounded_memory(monkeypatch):
         fit.step(**STAGES)
     fit.stream.run()
     assert [step["step_time"] for step in fit.steps()][-5:] == [2.0] * 5
-
-
-def record(event):
-    event.record()
-
-
-@pytest.fixture
-def clock(monkeypatch):
-    now = [0.0]
-    monkeypatch.setattr(event_timeline, "monotonic", lambda: now[0])
-    monkeypatch.setattr(event_timeline, "sleep", lambda seconds: now.__setitem__(0, now[0] + seconds))
-    return now
 
 
 class Tried:
@@ -157,7 +135,7 @@ class Tried:
         return self.between
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("event", "why"),
     [
         ({}, None),
@@ -170,6 +148,8 @@ class Tried:
         ({"done": False}, "its events did not complete within 2 s"),
     ],
 )
-@pytest.mark.usefixtures("clock")
-def test_two_events_show_if_events_can_time_steps(event, why):
-    assert why_unusable(lambda: Tried(**event), record) == why
+def test_two_events_show_if_a_device_can_time_steps(event, why, monkeypatch):
+    clock = FakeClock()
+    monkeypatch.setattr(event_timeline, "monotonic", clock)
+    monkeypatch.setattr(event_timeline, "sleep", clock.sleep)
+    assert why_unusable(lambda: Tried(**event), Tried.record) == why

@@ -86,29 +86,27 @@ def test_the_row_of_the_whole_fit_waits_too(recorder, worker):
     assert recorder.whole(6)["perf/run/step_time"] == pytest.approx(0.8)
 
 
-@pytest.mark.parametrize(("seconds", "longest"), [(0.01, 1.0), (0.5, 20 * 0.5)])
-def test_a_device_that_hangs_is_waited_for_20_steps_or_a_second(recorder, worker, seconds, longest):
+def hang(recorder, worker, seconds):
+    """Three steps of this length, and a fourth in which the device hangs."""
     train(recorder, worker, 3, seconds)
     worker.clock.sleep(3 * seconds)
     recorder.row(3)
     worker.hangs = True
     recorder.enter(Stage.FORWARD)
     recorder.end_step(4)
-    began = worker.clock.now
-    recorder.close()
+    return worker.clock.now
+
+
+@pytest.mark.parametrize(
+    ("seconds", "longest", "failure"),
+    [(0.01, 1.0, None), (0.5, 20 * 0.5, None), (0.5, 1.0, "KeyboardInterrupt")],
+    ids=["a second", "20 steps", "a second after a failure"],
+)
+def test_a_device_that_hangs_is_waited_for_20_steps_or_a_second(recorder, worker, seconds, longest, failure):
+    began = hang(recorder, worker, seconds)
+    recorder.close(failure)
     assert longest < worker.clock.now - began <= longest + 0.25
     assert (recorder.summary.steps, recorder.summary.lost_steps) == (4, 1)
-
-
-def test_after_a_failure_a_second_is_enough(recorder, worker):
-    train(recorder, worker, 3, 0.5)
-    worker.clock.sleep(1.5)
-    recorder.row(3)
-    worker.hangs = True
-    recorder.end_step(4)
-    began = worker.clock.now
-    recorder.close("KeyboardInterrupt")
-    assert 1.0 < worker.clock.now - began <= 1.25
 
 
 def test_a_fit_that_ends_in_a_capture_asks_and_waits_for_nothing(recorder, worker):
