@@ -8,6 +8,7 @@ from types import MappingProxyType
 from perf_callbacks.kernel.batches.reader import Batch
 from perf_callbacks.kernel.engine.engine import Engine
 from perf_callbacks.kernel.engine.marks import Pause
+from perf_callbacks.kernel.engine.observer import Observers
 from perf_callbacks.kernel.engine.stages import Stage
 from perf_callbacks.kernel.process.event_timeline import EventTimeline
 from perf_callbacks.kernel.records.fit_records import Finding, Run, Steps
@@ -174,6 +175,29 @@ class DeviceFit(Fit):
     def spend(self, stage, seconds):
         super().spend(stage, 0.0625)
         self.stream.work(seconds)
+
+
+class FakeRanks:
+    """The other ranks of a fit, from which a test lets it hear."""
+
+    def __init__(self, window=None, *, signals=False):
+        self.window, self.signals, self.latest = window, signals, None
+        self.offered, self.finished = [], []
+
+    def offer(self, part):
+        self.offered.append(part)
+
+    def take(self):
+        finished, self.finished = self.finished, []
+        return finished
+
+
+def observed_by(*some):
+    """The observers of a fit."""
+    observers = Observers()
+    for observer in some:
+        observers.add(observer)
+    return observers
 
 
 STEP = {"data": 0.25, "forward": 0.5, "backward": 1.0, "optimizer": 0.125, "other": 0.125}

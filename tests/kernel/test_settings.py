@@ -1,4 +1,4 @@
-"""What the environment says wins, and what means nothing is said."""
+"""The environment wins over a file, a file over the code, and a variable without a meaning is named."""
 
 import re
 
@@ -10,7 +10,7 @@ from perf_callbacks.kernel.settings.config import rules
 from perf_callbacks.kernel.settings.gone import GONE
 from perf_callbacks.kernel.settings.resolution import FileEntry, resolve
 
-# for each field what the environment says, what that means, and what it can't mean
+# the text of each field in the environment, its value, and a text that is refused
 FROM_ENV = {
     "enabled": ("off", False, "maybe"),
     "flops": ("estimate", "estimate", "guess"),
@@ -42,68 +42,47 @@ def variable(name):
     return f"PERF_CALLBACKS_{name.upper()}"
 
 
-@each_row("name", rules())
-def test_every_field_is_set_by_its_variable(name):
-    text, value, _ = FROM_ENV[name]
-    settings = resolve(None, {variable(name): text})
-    assert settings.config == PerfConfig(**{name: value})
-    assert settings.from_env == (name,)
-
-
-@pytest.mark.parametrize("name", BAD)
-def test_a_bad_variable_is_refused_in_words(name):
-    with pytest.raises(ConfigError) as error:
-        resolve(None, {variable(name): BAD[name]})
-    assert str(error.value) == f"{variable(name)}: got {BAD[name]!r}, wanted {rules()[name].wanted}."
-
-
-@pytest.mark.parametrize("name", ["peak_tflops", "output_dir"])
-@pytest.mark.parametrize("text", ["", "none", "None"])
-def test_nothing_can_be_said_of_what_is_optional(name, text):
-    assert getattr(resolve(PerfConfig(**{name: "1"}), {variable(name): text}).config, name) is None
-
-
-def test_the_environment_wins_over_the_code_and_leaves_the_rest_of_it():
-    config = PerfConfig(gc="off", output_dir="here", max_journal_mb=2)
-    settings = resolve(config, {"PERF_CALLBACKS_OUTPUT_DIR": "there", "PERF_CALLBACKS_GC": "observe", "HOME": "/"})
-    assert settings.config == PerfConfig(gc="observe", output_dir="there", max_journal_mb=2)
-    assert settings.from_env == ("gc", "output_dir")
-    assert settings.remarks == ()
-
-
-def test_without_a_word_from_outside_the_code_stands():
-    settings = resolve(PerfConfig(gc="off"), {})
-    assert (settings.config, settings.from_env, settings.remarks) == (PerfConfig(gc="off"), (), ())
-
-
 def at(line, name, text):
     return FileEntry(name, text, f"perf.yaml, line {line}")
 
 
 @each_row("name", rules())
-def test_every_field_is_set_by_a_file(name):
+def test_every_field_is_set_by_its_variable_or_by_a_file(name):
     text, value, _ = FROM_ENV[name]
+    config = PerfConfig(**{name: value})
+    settings = resolve(None, {variable(name): text})
+    assert (settings.config, settings.from_env) == (config, (name,))
     settings = resolve(None, {}, [at(3, name, text)])
-    assert settings.config == PerfConfig(**{name: value})
-    assert (settings.from_env, settings.from_file) == ((), {name: "perf.yaml, line 3"})
+    assert (settings.config, settings.from_env, settings.from_file) == (config, (), {name: "perf.yaml, line 3"})
     assert settings.origins == {name: "perf.yaml, line 3"}
+    assert resolve(config, {}).remarks == ()
 
 
-@pytest.mark.parametrize("name", BAD)
-def test_a_bad_value_in_a_file_is_refused_in_words_with_its_line(name):
+@each_row(("name", "bad"), BAD.items())
+def test_a_bad_value_is_refused_in_words_with_its_place(name, bad):
+    wanted = f"got {bad!r}, wanted {rules()[name].wanted}."
     with pytest.raises(ConfigError) as error:
-        resolve(None, {variable(name): FROM_ENV[name][0]}, [at(3, name, BAD[name])])
-    assert str(error.value) == f"perf.yaml, line 3: {name}: got {BAD[name]!r}, wanted {rules()[name].wanted}."
+        resolve(None, {variable(name): bad})
+    assert str(error.value) == f"{variable(name)}: {wanted}"
+    with pytest.raises(ConfigError) as error:
+        resolve(None, {variable(name): FROM_ENV[name][0]}, [at(3, name, bad)])
+    assert str(error.value) == f"perf.yaml, line 3: {name}: {wanted}"
 
 
-@pytest.mark.parametrize(
+def test_an_optional_field_can_be_set_to_nothing():
+    for name in ("peak_tflops", "output_dir"):
+        for text in ("", "none", "None"):
+            assert getattr(resolve(PerfConfig(**{name: "1"}), {variable(name): text}).config, name) is None
+
+
+@each_row(
     ("name", "sentence"),
     [
         ("windwo", "perf.yaml, line 3: there is no field 'windwo'; did you mean window?"),
         ("perf_callbacks", "perf.yaml, line 3: there is no field 'perf_callbacks'."),
     ],
 )
-def test_a_field_that_does_not_exist_is_refused_with_the_nearest_name(name, sentence):
+def test_an_unknown_field_is_refused_with_the_nearest_name(name, sentence):
     with pytest.raises(ConfigError) as error:
         resolve(None, {}, [at(3, name, "1")])
     assert str(error.value) == sentence
@@ -111,21 +90,24 @@ def test_a_field_that_does_not_exist_is_refused_with_the_nearest_name(name, sent
 
 def test_the_environment_wins_over_a_file_and_a_file_over_the_code():
     entries = [at(1, "gc", "freeze"), at(2, "window", "20")]
-    settings = resolve(PerfConfig(gc="off", window=5, flops="off"), {"PERF_CALLBACKS_GC": "observe"}, entries)
+    settings = resolve(
+        PerfConfig(gc="off", window=5, flops="off"), {"PERF_CALLBACKS_GC": "observe", "HOME": "/"}, entries
+    )
     assert settings.config == PerfConfig(gc="observe", window=20, flops="off")
     assert settings.from_env == ("gc",)
     assert settings.from_file == {"window": "perf.yaml, line 2"}
     assert settings.origins == {"gc": "PERF_CALLBACKS_GC", "window": "perf.yaml, line 2"}
+    assert settings.remarks == ()
 
 
-def test_variables_set_by_launch_are_named_as_those_of_accelerates_config():
+def test_variables_set_by_launch_are_from_accelerates_config():
     environ = {"PERF_CALLBACKS_GC": "observe", "PERF_CALLBACKS_WINDOW": "20", "PERF_CALLBACKS_SECTION": "window"}
     settings = resolve(None, environ)
     assert (settings.from_env, settings.from_file) == (("gc",), {"window": "accelerate's config"})
     assert settings.remarks == ()
 
 
-@pytest.mark.parametrize("off", ["0", "false", "No", " off "])
+@each_row("off", ["0", "false", "No", " off "])
 def test_the_kill_switch_wins_over_everything(off):
     everything = {variable(name): bad for name, bad in BAD.items()} | {"PERF_CALLBACKS_WINDWO": "1"}
     entries = [at(1, "windwo", "1")]
@@ -135,9 +117,9 @@ def test_the_kill_switch_wins_over_everything(off):
     assert (settings.from_env, settings.remarks) == (("enabled",), ())
 
 
-@pytest.mark.parametrize("switch", ["1", "true", ""])
-def test_the_switch_alone_changes_nothing_of_what_the_code_says(switch):
-    assert resolve(PerfConfig(enabled=False), {"PERF_CALLBACKS": switch}) == resolve(PerfConfig(enabled=False), {})
+def test_a_switch_that_is_on_changes_nothing():
+    for switch in ("1", "true", ""):
+        assert resolve(PerfConfig(enabled=False), {"PERF_CALLBACKS": switch}) == resolve(PerfConfig(enabled=False), {})
 
 
 def test_a_switch_that_is_neither_on_nor_off_is_refused_in_words():
@@ -146,7 +128,7 @@ def test_a_switch_that_is_neither_on_nor_off_is_refused_in_words():
     assert str(error.value) == "PERF_CALLBACKS: got 'maybe', wanted 0 or 1."
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("name", "sentence"),
     [
         ("WINDWO", "PERF_CALLBACKS_WINDWO is no setting; did you mean PERF_CALLBACKS_WINDOW?"),
@@ -155,11 +137,11 @@ def test_a_switch_that_is_neither_on_nor_off_is_refused_in_words():
         ("LIKE_NO_FIELD_AT_ALL_" * 3, f"PERF_CALLBACKS_{'LIKE_NO_FIELD_AT_ALL_' * 3} is no setting."),
     ],
 )
-def test_a_variable_that_means_nothing_is_said_with_the_nearest_name(name, sentence):
+def test_a_variable_without_a_meaning_is_named_with_the_nearest(name, sentence):
     assert resolve(None, {"PERF_CALLBACKS_" + name: "1"}).remarks == (sentence,)
 
 
-def test_a_variable_whose_value_is_gone_changes_nothing_and_says_what_to_do():
+def test_a_variable_whose_value_is_gone_changes_nothing():
     for setting, instead in GONE.items():
         name, _, value = setting.partition("=")
         settings = resolve(PerfConfig(**{name: "off"}), {variable(name): f" {value} "})
@@ -169,18 +151,12 @@ def test_a_variable_whose_value_is_gone_changes_nothing_and_says_what_to_do():
             resolve(None, {}, [FileEntry(name, value, "perf.yaml, line 2")])
 
 
-@each_row("name", sorted(rules()))
-def test_what_is_built_needs_no_remark(name):
-    _, value, _ = FROM_ENV[name]
-    assert resolve(PerfConfig(**{name: value}), {}).remarks == ()
-
-
 ON_EVENT = "PERF_CALLBACKS_ON_EVENT"
 
 SHELL = "got '{}', which only a shell understands, wanted a command with its arguments; for a shell, write sh -c '...'."
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("text", "words"),
     [
         ("notify.sh", ("notify.sh",)),
@@ -199,7 +175,7 @@ def test_the_command_for_events_is_split_as_by_a_shell(text, words):
     assert settings.remarks == ()
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("text", "reason"),
     [
         ("secret 'a", "no closing quotation, wanted a command with its arguments, quoted as for a shell."),
@@ -231,7 +207,7 @@ def test_the_arguments_of_the_command_are_not_shown():
     assert resolve(None, {}).shown["on_event"] is None
 
 
-def test_switched_off_there_is_no_command():
+def test_a_run_that_is_switched_off_has_no_command():
     assert resolve(None, {ON_EVENT: "notify.sh", "PERF_CALLBACKS": "0"}).on_event == ()
 
 

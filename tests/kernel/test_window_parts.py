@@ -3,33 +3,15 @@
 import math
 
 import pytest
-from fakes import Fit, a_run
+from fakes import FakeRanks, Fit, a_run, observed_by
+from rows import each_row
 
 from perf_callbacks.kernel.engine import engine
-from perf_callbacks.kernel.engine.observer import Observer, Observers
+from perf_callbacks.kernel.engine.observer import Observer
 from perf_callbacks.kernel.engine.stages import STAGES
 from perf_callbacks.kernel.engine.steps import BLOCK, Columns, Step
 from perf_callbacks.kernel.engine.window_sharing import MOST_STEPS, WindowSharing
 from perf_callbacks.kernel.records.fit_records import Window
-
-
-class FakeRanks:
-    """The other ranks, of whom it is heard when the test says so."""
-
-    signals = False
-
-    def __init__(self, window=None):
-        self.window = window
-        self.latest = None
-        self.offered = []
-        self.finished = []
-
-    def offer(self, part):
-        self.offered.append(part)
-
-    def take(self):
-        finished, self.finished = self.finished, []
-        return finished
 
 
 class OwnSeconds(Observer):
@@ -42,13 +24,6 @@ class OwnSeconds(Observer):
 class OtherSeconds(Observer):
     def window_part(self, steps):
         return {"other": [seconds[-1] for seconds in zip(*steps.stages, strict=True)]}
-
-
-def observed_by(*some):
-    observers = Observers()
-    for one in some:
-        observers.add(one)
-    return observers
 
 
 def step(number, excluded=None):
@@ -68,20 +43,25 @@ def complete(parts, steps):
     return parts.complete
 
 
-def told(parts, *numbers):
-    made = complete(parts, [step(number) for number in numbers])
-    return [(part.window, part.steps, part.samples) for part in made]
-
-
-def test_each_window_holds_its_own_steps():
-    parts = parts_of(length=3)
-    assert told(parts, 1, 2) == []
-    assert told(parts, 3, 4, 5, 6, 7) == [(0, 3, 6), (1, 3, 15)]
-    assert told(parts, 8, 9) == [(2, 3, 24)]
-
-
-def test_a_fit_that_begins_within_a_window_tells_of_what_it_did_in_it():
-    assert told(parts_of(after=4, length=3), 5, 6, 7, 8, 9) == [(1, 2, 11), (2, 3, 24)]
+@each_row(
+    ("after", "moves", "windows"),
+    [
+        (0, [(3, 1, 2), (3, 3, 7), (3, 8, 9)], [(0, 3, 6), (1, 3, 15), (2, 3, 24)]),
+        (4, [(3, 5, 9)], [(1, 2, 11), (2, 3, 24)]),  # the fit began within a window
+        (0, [(None, 1, 1), (3, 2, 6)], [(1, 3, 15)]),  # the length came too late for the first window
+        (0, [(None, 1, 2), (3, 3, 6)], [(1, 3, 15)]),
+        (0, [(None, 1, 3), (3, 4, 6)], [(1, 3, 15)]),  # and in time for the second
+        (0, [(4, 1, 5), (3, 6, 9)], [(0, 4, 10), (2, 3, 24)]),  # the length changed within a window
+        (0, [(3, 1, 5), (4, 6, 12)], [(0, 3, 6), (2, 4, 42)]),
+        (0, [(10, 1, 5), (4, 6, 12)], [(2, 4, 42)]),
+    ],
+)
+def test_a_part_holds_all_steps_of_its_window_or_is_left_out(after, moves, windows):
+    parts = parts_of(after=after)
+    for length, first, last in moves:
+        parts.use(length)
+        parts.add(Columns.from_steps([step(number) for number in range(first, last + 1)]))
+    assert [(part.window, part.steps, part.samples) for part in parts.complete] == windows
 
 
 def test_excluded_steps_are_in_no_part():
@@ -90,30 +70,7 @@ def test_excluded_steps_are_in_no_part():
     assert (part.steps, part.samples, part.tokens) == (1, 2, 20)
 
 
-@pytest.mark.parametrize("late", [1, 2])
-def test_a_window_that_is_heard_of_too_late_is_left_out(late):
-    parts = parts_of()
-    assert told(parts, *range(1, late + 1)) == []
-    parts.use(3)
-    assert told(parts, *range(late + 1, 7)) == [(1, 3, 15)]
-
-
-def test_what_is_heard_of_between_two_windows_is_in_time():
-    parts = parts_of()
-    assert told(parts, 1, 2, 3) == []
-    parts.use(3)
-    assert told(parts, 4, 5, 6) == [(1, 3, 15)]
-
-
-@pytest.mark.parametrize(("before", "after", "expected"), [(4, 3, (2, 3, 24)), (3, 4, (2, 4, 42)), (10, 4, (2, 4, 42))])
-def test_windows_of_another_length_begin_afresh(before, after, expected):
-    parts = parts_of(length=before)
-    told(parts, 1, 2, 3, 4, 5)
-    parts.use(after)
-    assert told(parts, *range(6, 13))[0] == expected
-
-
-def test_the_first_window_is_told_of_as_soon_as_it_is_over():
+def test_the_first_window_is_offered_as_soon_as_it_is_over():
     ranks = FakeRanks(window=2)
     fit = Fit(a_run(world_size=2), ranks=ranks)
     for _ in range(5):
@@ -125,7 +82,7 @@ def test_the_first_window_is_told_of_as_soon_as_it_is_over():
     ]
 
 
-def test_a_window_that_is_heard_of_while_training_counts_from_the_next_on(monkeypatch):
+def test_a_length_heard_of_while_training_counts_from_the_next_window(monkeypatch):
     monkeypatch.setattr(engine, "FLUSH_SECONDS", math.inf)  # what ranks said is looked at with each full block
     ranks = FakeRanks()
     fit = Fit(a_run(world_size=2), ranks=ranks)
@@ -162,7 +119,7 @@ def signals(parts, *numbers, excluded=()):
     return [[*part.signals["own"]] for part in complete(parts, steps)]
 
 
-def test_a_part_carries_a_value_for_each_step_also_for_those_in_no_row():
+def test_a_part_carries_a_value_for_each_step_also_in_no_row():
     parts = parts_of(length=3)
     parts.signals = True
     assert signals(parts, 1, 2) == []
@@ -172,14 +129,14 @@ def test_a_part_carries_a_value_for_each_step_also_for_those_in_no_row():
     assert math.isnan(unknown)
 
 
-def test_steps_before_a_fit_or_before_signals_were_wanted_are_unknown():
+def test_signals_of_steps_before_the_fit_or_their_wish_are_unknown():
     parts = parts_of(after=4, length=3)
     parts.signals = True
     ((unknown, *known),) = signals(parts, 5, 6)
     assert math.isnan(unknown)
     assert known[0] == 2.5
     later = parts_of(length=3)
-    assert told(later, 1) == []
+    assert complete(later, [step(1)]) == []
     later.signals = True
     ((unknown, *known),) = signals(later, 2, 3)
     assert math.isnan(unknown)
@@ -194,9 +151,9 @@ def test_windows_of_very_many_steps_carry_no_signals():
 
 
 def test_signals_of_all_observers_are_made_from_all_steps_of_a_window():
-    ranks = FakeRanks(window=2)
-    ranks.signals = True
-    fit = Fit(a_run(world_size=2), ranks=ranks, observers=observed_by(OtherSeconds(), Observer(), OwnSeconds()))
+    ranks, observers = FakeRanks(window=2, signals=True), observed_by(OtherSeconds(), Observer())
+    fit = Fit(a_run(world_size=2), ranks=ranks, observers=observers)
+    observers.add(OwnSeconds())  # after the fit began
     for _ in range(4):
         fit.feed(4, 32)
         fit.step(other=0.5)
@@ -204,20 +161,9 @@ def test_signals_of_all_observers_are_made_from_all_steps_of_a_window():
     assert [[*part.signals["own"]] for part in ranks.offered] == [[0.5, 1.0], [1.5, 2.0]]
 
 
-def test_the_first_window_has_signals_if_their_observer_joins_after_the_fit_began():
-    ranks, observers = FakeRanks(window=2), observed_by()
-    ranks.signals = True
-    fit = Fit(a_run(world_size=2), ranks=ranks, observers=observers)
-    observers.add(OwnSeconds())
-    for _ in range(2):
-        fit.step(other=0.5)
-    assert [[*part.signals["own"]] for part in ranks.offered] == [[0.5, 1.0]]
-
-
 @pytest.mark.parametrize("wanted", [True, False])
 def test_parts_have_signals_only_if_ranks_want_and_an_observer_has_them(wanted):
-    ranks = FakeRanks(window=2)
-    ranks.signals = wanted
+    ranks = FakeRanks(window=2, signals=wanted)
     fit = Fit(a_run(world_size=2), ranks=ranks, observers=observed_by(Observer() if wanted else OwnSeconds()))
     for _ in range(4):
         fit.step(other=0.5)

@@ -1,28 +1,13 @@
-"""What a fit asks the other ranks for, and hears that all agree on."""
+"""Proposals of a fit to the other ranks, and what all agree on."""
 
 from dataclasses import replace
 
 import pytest
-from fakes import Fit, a_run
+from fakes import FakeRanks, Fit, a_run, observed_by
 
-from perf_callbacks.kernel.engine.observer import Observer, Observers
+from perf_callbacks.kernel.engine.observer import Observer
 from perf_callbacks.kernel.engine.steps import WATCHED_BLOCK
 from perf_callbacks.kernel.records.fit_records import Window
-
-
-class FakeRanks:
-    """The other ranks, of whom it is heard when the test says so."""
-
-    signals = None
-
-    def __init__(self, window=None):
-        self.window, self.latest, self.offered = window, None, []
-
-    def offer(self, part):
-        self.offered.append(part)
-
-    def take(self):
-        return []
 
 
 class Asking(Observer):
@@ -38,13 +23,6 @@ class Asking(Observer):
 
     def adopted(self, least, step):
         self.heard.append((dict(least), step))
-
-
-def observed_by(observer):
-    """The observers of a fit."""
-    observers = Observers()
-    observers.add(observer)
-    return observers
 
 
 WINDOW = Window(
@@ -67,7 +45,7 @@ def steps(fit, count):
         fit.step(other=1 / 128)
 
 
-def test_who_is_alone_agrees_with_itself_at_once():
+def test_a_rank_alone_agrees_with_itself_at_once():
     asking = Asking(less=5)
     fit = Fit(observers=observed_by(asking))
     assert asking.heard == [({"less": 5}, 0)]
@@ -79,7 +57,7 @@ def test_who_is_alone_agrees_with_itself_at_once():
 
 
 @pytest.mark.parametrize("ranks", [None, FakeRanks(), FakeRanks(window=4)])
-def test_of_several_ranks_none_agrees_before_it_has_heard_of_all(ranks):
+def test_several_ranks_agree_on_nothing_before_all_were_heard(ranks):
     asking = Asking(less=5)
     fit = Fit(a_run(world_size=2), ranks=ranks, observers=observed_by(asking))
     steps(fit, 3 * WATCHED_BLOCK)
@@ -87,43 +65,33 @@ def test_of_several_ranks_none_agrees_before_it_has_heard_of_all(ranks):
     assert asking.heard == []
 
 
-def test_all_steps_are_seen_once_and_in_order():
+@pytest.mark.parametrize("watching", [True, False])
+def test_all_steps_are_seen_once_and_in_order(watching):
     asking = Asking()
+    asking.watching = watching
     fit = Fit(observers=observed_by(asking))
     steps(fit, 10)
     fit.engine.row(10)
     steps(fit, 2 * WATCHED_BLOCK)
     fit.engine.stop(fit.now)
-    assert asking.seen == [*range(1, 2 * WATCHED_BLOCK + 11)]
+    assert asking.seen == ([*range(1, 2 * WATCHED_BLOCK + 11)] if watching else [])
 
 
-def test_who_wants_to_see_nothing_is_shown_nothing():
-    asking = Asking()
-    asking.watching = False
-    steps(Fit(observers=observed_by(asking)), 2 * WATCHED_BLOCK)
-    assert asking.seen == []
-
-
-def test_what_a_rank_asks_for_goes_with_each_window_that_it_tells_of():
-    ranks, asking = FakeRanks(window=4), Asking(less=5)
+def test_proposals_of_a_rank_go_with_each_window_that_it_offers():
+    ranks, asking = FakeRanks(window=4), Asking()
     fit = Fit(a_run(world_size=2), ranks=ranks, observers=observed_by(asking))
-    steps(fit, 7)
-    asking.proposals = {"less": 3, "keep": 1}
-    steps(fit, 5)
+    for proposals in ({}, {"less": 5}, {"less": 3, "keep": 1}, {"less": 3, "keep": 1}):
+        asking.proposals = proposals
+        steps(fit, 4)
     assert [(part.window, part.asks) for part in ranks.offered] == [
-        (0, {"less": 5}),
-        (1, {"less": 3, "keep": 1}),
+        (0, {}),
+        (1, {"less": 5}),
         (2, {"less": 3, "keep": 1}),
+        (3, {"less": 3, "keep": 1}),
     ]
 
 
-def test_who_asks_for_nothing_says_so():
-    ranks = FakeRanks(window=4)
-    steps(Fit(a_run(world_size=2), ranks=ranks), 4)
-    assert [part.asks for part in ranks.offered] == [{}]
-
-
-def test_what_all_ask_for_is_told_once_with_the_step_from_which_it_holds():
+def test_an_agreement_is_heard_once_with_the_step_from_which_it_holds():
     ranks, asking = FakeRanks(window=4), Asking(less=5)
     fit = Fit(a_run(world_size=2), ranks=ranks, observers=observed_by(asking))
     steps(fit, 4)
@@ -137,7 +105,7 @@ def test_what_all_ask_for_is_told_once_with_the_step_from_which_it_holds():
     assert asking.heard[2:] == [({"less": 2}, 32)]
 
 
-def test_whenever_a_rank_hears_of_it_it_holds_after_the_same_step():
+def test_an_agreement_holds_from_the_same_step_on_all_ranks():
     heard = []
     for late in (1, 2, 3):
         ranks, asking = FakeRanks(window=4), Asking(less=5)
@@ -149,7 +117,7 @@ def test_whenever_a_rank_hears_of_it_it_holds_after_the_same_step():
     assert heard == [[({"less": 3}, 12), ({"more": 7}, 20)]] * 3
 
 
-def test_where_nothing_is_exchanged_any_more_nothing_is_agreed_on():
+def test_without_an_exchange_nothing_is_agreed_on():
     ranks, asking = FakeRanks(window=4), Asking(less=5)
     fit = Fit(a_run(world_size=2), ranks=ranks, observers=observed_by(asking))
     steps(fit, 4)
