@@ -3,16 +3,16 @@
 from perf_callbacks.kernel.engine.observer import Observer, Observers
 
 
-def test_an_event_reaches_those_alone_that_override_it_and_that_are_due():
+def test_an_event_reaches_the_due_observers_that_override_it():
     class Late(Observer):
-        told = ()
+        steps = ()
 
         @property
         def due(self):
             return 3
 
         def step_ended(self, step):
-            self.told += (step,)
+            self.steps += (step,)
 
     observers, late = Observers(), Late()
     assert observers.due == Observer().due
@@ -27,4 +27,4 @@ def test_an_event_reaches_those_alone_that_override_it_and_that_are_due():
     observers.loader_left(exhausted=False)
     observers.adopted({"gc_interval": 1}, 4)
     observers.steps_measured([])
-    assert (late.told, observers.proposals, observers.watching) == ((3, 4), {}, False)
+    assert (late.steps, observers.proposals, observers.watching) == ((3, 4), {}, False)
