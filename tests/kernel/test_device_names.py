@@ -3,8 +3,6 @@
 import ast
 from pathlib import Path
 
-from rows import each_row
-
 import perf_callbacks
 
 SOURCE = Path(perf_callbacks.__file__).parent
@@ -34,22 +32,3 @@ def test_only_the_module_of_devices_names_their_kinds():
         if file != OWNER and any(kind in source for kind in KINDS) and (seen := [*names(source)]):
             broken[file] = seen
     assert broken == {}
-
-
-@each_row(
-    ("source", "seen"),
-    [
-        ("place.type == 'cuda'", True),
-        ("torch.device('cuda:0')", True),
-        ("torch.cuda.synchronize()", True),
-        ("torch.backends.cuda.matmul", True),
-        ("torch.version.hip", True),
-        ("from torch.cuda import Event", True),
-        ("import torch.xpu", True),
-        ("place.type == 'cpu'", False),
-        ("advice = 'a GPU of CUDA or xpu'", False),
-        ("'mpst'", False),
-    ],
-)
-def test_a_name_is_seen_in_each_way_of_writing(source, seen):
-    assert bool([*names(source)]) == seen

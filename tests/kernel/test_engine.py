@@ -241,33 +241,6 @@ def test_steps_before_a_long_step_are_written_once_by_another_thread():
     assert fit.engine.summary().included_steps == 5
 
 
-def test_early_writing_changes_nothing_else():
-    plain, early = Fit(), Fit()
-    for fit in (plain, early):
-        for number in range(1, 41):
-            fit.feed(4, 32, torch.tensor(20))
-            fit.spend("data", 0.125)
-            if number % 7 == 0:
-                fit.pause(0.0625)
-            if number % 9 == 0:
-                fit.span("evaluation", 2)
-            fit.spend("forward", 0.25)
-            if number % 4 == 0:
-                fit.now += 4
-                if fit is early:
-                    fit.engine.write_late(fit.now)
-            fit.end_step()
-            if number % 10 == 0:
-                fit.engine.row(number)
-        fit.engine.stop(fit.now)
-    assert written(plain) == written(early) == [*range(1, 41)]
-    assert len(early.of(Steps)) > len(plain.of(Steps))
-    assert plain.steps() == early.steps()
-    assert [record for record in plain.records if not isinstance(record, Steps)] == [
-        record for record in early.records if not isinstance(record, Steps)
-    ]
-
-
 def test_the_other_thread_asks_no_device_and_touches_no_tensor(monkeypatch):
     class Untouched:
         def __add__(self, other):

@@ -54,27 +54,12 @@ def test_the_innermost_line_of_the_program_is_named_and_where_it_waits():
     assert f"{__file__}:{line('here')} waits" in stack.frames
     assert stack.frames[-1].endswith(" wait")
     assert not stack.waits
-
-
-def test_a_deep_stack_is_cut_on_the_outside():
-    def deep(begun, end, depth=50):
-        if depth:
-            deep(begun, end, depth - 1)
-        else:
-            waits(begun, end)
-
-    with a_thread(deep) as thread:
-        stack = settled(thread)
-    assert len(stack.frames) == stacks.MOST_FRAMES
-    assert stack.frames[-1].endswith(" wait")
+    assert stacks.of_thread(thread.ident) is None  # it has ended
 
 
 def test_a_search_through_a_stack_ends_soon_in_the_deepest_recursion(monkeypatch):
-    def forward(begun, end, depth=30):
-        if depth:
-            beneath(begun, end, depth - 1)
-        else:
-            waits(begun, end)
+    def forward(begun, end):
+        beneath(begun, end, 50)
 
     def beneath(begun, end, depth):
         if depth:
@@ -83,7 +68,9 @@ def test_a_search_through_a_stack_ends_soon_in_the_deepest_recursion(monkeypatch
             waits(begun, end)
 
     with a_thread(forward) as thread:
-        settled(thread)
+        stack = settled(thread)
+        assert len(stack.frames) == stacks.MOST_FRAMES  # of the inner end
+        assert stack.frames[-1].endswith(" wait")
         assert stacks.position(thread.ident).in_model
         monkeypatch.setattr(stacks, "DEEPEST", 10)
         assert not stacks.position(thread.ident).in_model
@@ -102,10 +89,10 @@ INNER = "def call(begun, end):\n    begun.set()\n    while not end._flag:\n     
 OUTER = "def call(begun, end):\n    inner(begun, end)\n"
 
 
-@pytest.mark.parametrize("module", ["torch.distributed.distributed_c10d", "torch.autograd.graph"])
-def test_a_collective_and_a_backward_are_waits(module):
-    with a_thread(run_in(module, INNER)) as thread:
-        assert stacks.of_thread(thread.ident).waits
+def test_a_collective_and_a_backward_are_waits():
+    for module in ("torch.distributed.distributed_c10d", "torch.autograd.graph"):
+        with a_thread(run_in(module, INNER)) as thread:
+            assert stacks.of_thread(thread.ident).waits
 
 
 def calls(source, **names):
@@ -145,31 +132,23 @@ def test_a_wait_in_c_for_other_ranks_is_found_by_the_names_on_its_line(source, w
 
 def test_an_operation_waits_if_its_caller_names_a_wait():
     operation = run_in("torch._ops", INNER)
-    waits, computes = (f"def call(begun, end):\n    {name}(begun, end)\n" for name in ("wait_tensor", "mm"))
-    for source, found in ((waits, True), (computes, False)):
-        with a_thread(run_in("torch.generated", source, wait_tensor=operation, mm=operation)) as thread:
-            assert stacks.of_thread(thread.ident).waits is found
+    for name, waiting in (("wait_tensor", True), ("mm", False)):
+        source = f"def call(begun, end):\n    {name}(begun, end)\n"
+        with a_thread(run_in("torch.generated", source, **{name: operation})) as thread:
+            assert stacks.of_thread(thread.ident).waits is waiting
 
 
-@pytest.mark.parametrize("module", ["bdb", "pdb", "pydevd", "debugpy._vendored"])
-def test_a_debugger_is_not_looked_at(module):
-    with a_thread(run_in(module, OUTER, inner=run_in("cmd", INNER))) as thread:
-        assert stacks.of_thread(thread.ident) is None
-
-
-def test_a_notebook_is_looked_at_while_a_cell_runs():
-    idle = run_in("ipykernel.kernelapp", OUTER, inner=run_in("asyncio.base_events", INNER))
-    busy = run_in("ipykernel.kernelapp", OUTER, inner=run_in("IPython.core.interactiveshell", INNER))
-    with a_thread(idle) as thread:
-        assert stacks.of_thread(thread.ident) is None
-    with a_thread(busy) as thread:
-        assert stacks.of_thread(thread.ident) is not None
-
-
-def test_a_thread_that_has_ended_is_nowhere():
-    with a_thread(waits) as thread:
-        pass
-    assert stacks.of_thread(thread.ident) is None
+@each_row(
+    ("outer", "inner", "seen"),
+    [
+        *[(module, "cmd", False) for module in ("bdb", "pdb", "pydevd", "debugpy._vendored")],
+        ("ipykernel.kernelapp", "asyncio.base_events", False),
+        ("ipykernel.kernelapp", "IPython.core.interactiveshell", True),  # a cell runs
+    ],
+)
+def test_a_debugger_and_an_idle_notebook_are_not_looked_at(outer, inner, seen):
+    with a_thread(run_in(outer, OUTER, inner=run_in(inner, INNER))) as thread:
+        assert (stacks.of_thread(thread.ident) is not None) == seen
 
 
 def positioned(module, source, name="call", inner=None):
@@ -197,16 +176,10 @@ def test_a_forward_and_an_update_are_the_model(module, name, in_model):
     assert positioned(module, "inner(begun, end)", name, "json").in_model is in_model
 
 
-@pytest.mark.parametrize(
-    ("inner", "in_torch"),
-    [("torch.optim.adamw", True), ("torch.nn.functional", False), ("torch.functional", False), ("json", False)],
-)
-def test_a_line_that_calls_more_than_an_operation_is_in_torch(inner, in_torch):
-    assert positioned(None, "inner(begun, end)", inner=inner).in_torch is in_torch
-
-
-def test_a_framework_that_runs_is_no_position_of_the_program():
-    assert positioned(None, "inner(begun, end)", inner="lightning.fabric") is None
+def test_a_line_that_calls_more_than_an_operation_is_in_torch():
+    for inner in ("torch.optim.adamw", "torch.nn.functional", "torch.functional", "json"):
+        assert positioned(None, "inner(begun, end)", inner=inner).in_torch == (inner == "torch.optim.adamw")
+    assert positioned(None, "inner(begun, end)", inner="lightning.fabric") is None  # of the framework that trains
 
 
 TRAINER = """
@@ -237,8 +210,8 @@ def test_a_line_that_calls_a_library_with_a_trainer_is_no_position(step, positio
         library(begun, end)
 
     with a_thread(program) as thread:
-        found = stacks.position(thread.ident, outer[0])
-        assert (None if found is None else found.line.partition(":")[0]) == position
+        inner = stacks.position(thread.ident, outer[0])
+        assert (None if inner is None else inner.line.partition(":")[0]) == position
         assert "`program`" in stacks.position(thread.ident).line or step == "forward"
 
 
@@ -284,10 +257,10 @@ def searches(begun, end):
 @each_row(
     ("target", "polls"), [(asks, True), (looks_for_a_file, True), (trains, False), (searches, False), (waits, False)]
 )
-def test_a_loop_that_only_asks_whether_another_rank_is_done_polls(target, polls):
+def test_a_loop_that_only_asks_for_the_end_of_another_rank_polls(target, polls):
     with a_thread(target) as thread:
-        found = set()
+        answers = set()
         for _ in range(50):
             time.sleep(0.001)
-            found.add(stacks.position(thread.ident).polls)
-    assert polls in found if polls else found == {False}
+            answers.add(stacks.position(thread.ident).polls)
+    assert polls in answers if polls else answers == {False}
