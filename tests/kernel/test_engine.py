@@ -2,12 +2,10 @@
 
 import math
 import threading
-from dataclasses import replace
 
 import pytest
 import torch
 from fakes import STEP, FakeStream, Fit, a_run, times
-from summaries import a_summary_of
 
 from perf_callbacks.kernel.batches.reader import Batch
 from perf_callbacks.kernel.engine import engine
@@ -18,6 +16,7 @@ from perf_callbacks.kernel.engine.stages import Stage
 from perf_callbacks.kernel.engine.steps import BLOCK
 from perf_callbacks.kernel.process.event_timeline import EventTimeline
 from perf_callbacks.kernel.records.fit_records import SCHEDULED, STARTUP, Amounts, Gc, Row, Run, Span, Steps, Summary
+from perf_callbacks.kernel.records.summary_parts import GcSummary
 
 
 def test_a_step_is_a_record_between_the_run_and_its_summary():
@@ -154,52 +153,33 @@ def test_collections_add_up_by_generation_and_by_what_asked_for_them():
     assert Fit(gc_timed=False).engine.summary().gc is None
 
 
-def test_rows_are_ratios_of_sums():
-    fit = Fit()
-    fit.step(other=1)
-    for samples, seconds in [(1, 0.5), (8, 3.5)]:
-        fit.feed(samples, 10 * samples)
-        fit.step(forward=seconds)
-    row = fit.engine.row(3)
-    assert (row["perf/step_time"], row["perf/samples_per_second"], row["perf/tokens_per_second"]) == (2, 2.25, 22.5)
-    assert fit.of(Row) == [Row(step=3, metrics=row)]
-
-
-@pytest.mark.parametrize("log", ["row", "whole"])
-def test_a_row_without_an_included_step_carries_nothing(log):
+def test_a_row_without_an_included_step_carries_nothing():
     fit = Fit()
     fit.feed(4)
     fit.step(other=1)
     fit.span("evaluation", 1)
+    assert [type(record) for record in fit.records] == [Run, Steps, Span]  # steps are handed out before a span
     fit.step(other=1)
-    assert getattr(fit.engine, log)(2) == {}
-    assert fit.of(Row) == []
+    assert (fit.engine.row(2), fit.engine.whole(2), fit.of(Row)) == ({}, {}, [])
 
 
-def test_a_skipped_batch_leaves_a_step_without_samples():
+def test_a_step_without_a_batch_adds_0_to_known_amounts_alone():
     fit = Fit()
-    for amounts in [(4, 32, 20), None, (4, 32, 20)]:
-        if amounts:
+    for batches in ([(4, 32, 20)], [], [(4, None, None)], [], [(4, 32), (4, None)]):
+        for amounts in batches:
             fit.feed(*amounts)
         fit.step(forward=1)
-    assert [(step["samples"], step["tokens"]) for step in fit.steps()] == [(4, 32), (0, 0), (4, 32)]
-    assert fit.engine.row(3)["perf/samples_per_second"] == 2
-
-
-def test_a_step_without_a_batch_leaves_unknown_amounts_unknown():
-    fit = Fit()
-    fit.feed(4, None, None)
-    fit.step(other=1)
-    fit.step(forward=1)
-    fit.feed(4, 32)
-    fit.feed(4, None)
-    fit.step(forward=1)
-    assert [(step["samples"], step["tokens"]) for step in fit.steps()] == [(4, None), (0, None), (8, None)]
-    assert not [name for name in fit.engine.row(3) if "tokens" in name]
+    amounts = [(step["samples"], step["tokens"]) for step in fit.steps()]
+    assert amounts == [(4, 32), (0, 0), (4, None), (0, None), (8, None)]
+    row = fit.engine.row(5)
+    assert [name for name in row if "tokens" in name] == []
+    assert row["perf/samples_per_second"] == 3
+    assert fit.of(Row) == [Row(step=5, metrics=row)]
 
 
 def test_samples_of_a_fit_without_batches_are_unknown():
     fit = Fit()
+    assert (fit.engine.summary().steps, fit.engine.summary().step_time) == (0, None)
     for _ in range(2):
         fit.step(other=1)
     summary = fit.engine.summary()
@@ -320,13 +300,6 @@ def test_a_killed_fit_has_written_all_steps_but_the_last_five_seconds():
     assert written(fit) == [*range(1, len(lengths) + 1)]
 
 
-def test_steps_are_handed_out_when_a_span_begins():
-    fit = Fit()
-    fit.step(forward=1)
-    fit.span("checkpoint", 1)
-    assert [type(record) for record in fit.records] == [Run, Steps, Span]
-
-
 def test_steps_are_handed_out_by_blocks_whatever_rows_are_taken():
     fit, kept = Fit(), []
     for number in range(1, 3 * BLOCK + 1):
@@ -344,22 +317,15 @@ def test_a_resumed_fit_counts_on():
     for _ in range(3):
         first.feed(4, 32)
         first.step(other=1)
-    again = Fit(a_run(step=3, attempt=2), earlier=first.engine.amounts())
-    again.number = 3
-    for _ in range(2):
-        again.feed(4, 32)
-        again.step(other=1)
-    summary = again.engine.stop(again.now)
-    assert (summary.step, summary.steps, summary.included_steps, summary.attempt) == (5, 2, 1, 2)
-    assert (summary.samples, summary.tokens, summary.total_samples, summary.total_tokens) == (8, 64, 20, 160)
-
-
-def test_a_resumed_fit_of_an_unknown_past_has_unknown_totals():
-    fit = Fit(a_run(step=3), earlier=Amounts(samples=None, tokens=None))
-    fit.feed(4, 32)
-    fit.step(other=1)
-    summary = fit.engine.summary()
-    assert (summary.samples, summary.total_samples, summary.total_tokens) == (4, None, None)
+    for earlier, totals in ((first.engine.amounts(), (20, 160)), (Amounts(samples=None, tokens=None), (None, None))):
+        again = Fit(a_run(step=3, attempt=2), earlier=earlier)
+        again.number = 3
+        for _ in range(2):
+            again.feed(4, 32)
+            again.step(other=1)
+        summary = again.engine.stop(again.now)
+        assert (summary.step, summary.steps, summary.included_steps, summary.attempt) == (5, 2, 1, 2)
+        assert (summary.samples, summary.tokens, summary.total_samples, summary.total_tokens) == (8, 64, *totals)
 
 
 def test_a_summary_says_it_all():
@@ -369,39 +335,26 @@ def test_a_summary_says_it_all():
         fit.step(**STEP)
     fit.span("evaluation", 8)
     fit.pause(0.5, generation=1)
-    found = fit.engine.stop(fit.now, "ValueError: no")
-    assert (found.gc.scheduled_made, found.gc.scheduled_garbage) == (0, 0)
-    found = replace(found, gc=replace(found.gc, scheduled_made=None, scheduled_garbage=None))
-    assert found == a_summary_of(
+    summary = fit.engine.stop(fit.now, "ValueError: no")
+    amounts = {"samples": 12, "tokens": 96, "total_samples": 12, "total_tokens": 96}
+    included = {"steps": 2, "seconds": 4.0, "samples": 8, "tokens": 64, "useful_tokens": 40}
+    assert summary == Summary(
         run_id="a1",
         attempt=1,
         step=3,
         steps=3,
-        included_steps=2,
-        included_seconds=4.0,
         stage_seconds={f"{name}_time": 2 * seconds for name, seconds in STEP.items()} | {"gc_time": 0.0},
         span_seconds={"evaluation": 8.0},
         span_counts={"evaluation": 1},
-        wall_seconds=found.wall_seconds,
-        samples=12,
-        tokens=96,
-        included_samples=8,
-        included_tokens=64,
-        included_useful_tokens=40,
-        total_samples=12,
-        total_tokens=96,
-        gc_collections=(0, 1, 0),
-        gc_seconds=0.5,
-        gc_longest=0.5,
-        gc_scheduled_seconds=0.0,
-        gc_startup_seconds=0.0,
+        wall_seconds=summary.wall_seconds,
+        gc=GcSummary(
+            collections=(0, 1, 0), seconds=0.5, longest=0.5, scheduled_seconds=0.0, startup_seconds=0.0,
+            scheduled_made=0, scheduled_garbage=0,
+        ),
         failure="ValueError: no",
-    )
-
-
-def test_a_fit_without_a_step_has_a_summary_too():
-    summary = Fit().engine.stop(1001.0)
-    assert (summary.steps, summary.included_steps, summary.step_time) == (0, 0, None)
+        **amounts,
+        **{f"included_{name}": amount for name, amount in included.items()},
+    )  # fmt: skip
 
 
 def test_steps_still_on_the_device_count_in_a_checkpoint():

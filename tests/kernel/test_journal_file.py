@@ -2,10 +2,9 @@
 
 import errno
 import os
-import shutil
 import threading
 import tracemalloc
-from dataclasses import asdict
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -23,9 +22,6 @@ FORKED = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:De
 
 def pause(seconds):
     return Gc(step=1, stage="data", generation=0, start=0.0, seconds=seconds, collected=0, automatic=True)
-
-
-GC = asdict(pause(0.5))
 
 
 def block(number):
@@ -240,7 +236,7 @@ def test_lines_of_earlier_attempts_count_for_the_limit(path, make):
 
 @FORKED
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="the test forks a child, and Windows has no os.fork")
-def test_a_forked_child_does_not_write_records_of_its_parent(path, make):
+def test_a_forked_child_neither_writes_nor_unlocks_the_journal(path, make):
     journal = make()
     journal.write(ROW)
     child = os.fork()
@@ -251,6 +247,9 @@ def test_a_forked_child_does_not_write_records_of_its_parent(path, make):
         finally:
             os._exit(0)
     assert os.waitpid(child, 0)[1] == 0
+    other = make()
+    other.write(block(2))
+    assert other.path == path.with_name("rank0.2.jsonl")
     journal.close()
     assert records(path) == [ROW]
 
@@ -299,28 +298,21 @@ def test_a_filesystem_without_locks_takes_records(path, make, complaints, monkey
     assert (records(path), complaints) == ([block(1), block(2)], [])
 
 
-def test_a_file_that_was_deleted_stays_deleted(path, make, complaints):
-    clock = FakeClock()
-    journal = make(clock=clock)
-    journal.write(a_run())
-    shutil.rmtree(path.parent.parent)
-    clock.sleep(1)
-    journal.write(block(1))
-    journal.close()
-    assert (path.parent.parent.exists(), complaints) == (False, [])
-
-
-def test_a_run_that_changes_its_directory_goes_on_where_it_began(tmp_path, monkeypatch, complaints):
-    monkeypatch.chdir(tmp_path)
-    clock = FakeClock()
-    journal = FileJournal(Path("rank0.jsonl"), max_bytes=999, complain=complaints.append, began=0.0, clock=clock)
-    journal.write(block(1))
+def test_a_journal_goes_on_in_the_file_that_it_has_opened(tmp_path, monkeypatch, complaints):
     (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path)
+    clock, path = FakeClock(), tmp_path / "rank0.jsonl"
+    journal = FileJournal(Path(path.name), max_bytes=999, complain=complaints.append, began=0.0, clock=clock)
+    journal.write(block(1))
     monkeypatch.chdir(tmp_path / "elsewhere")
     clock.sleep(1)
     journal.write(block(2))
+    assert records(path) == [block(1), block(2)]
+    path.unlink()
+    clock.sleep(1)
+    journal.write(block(3))
     journal.close()
-    assert (records(tmp_path / "rank0.jsonl"), complaints) == ([block(1), block(2)], [])
+    assert (complaints, [*tmp_path.rglob("*.jsonl")]) == ([], [])
 
 
 def test_a_record_in_the_midst_of_a_write_follows_it(path, make, monkeypatch):
@@ -357,7 +349,7 @@ def test_threads_that_write_at_once_leave_whole_lines(path, make):
 
     def work(number):
         for step in range(200):
-            journal.write(Gc(**{**GC, "step": 1000 * number + step}))
+            journal.write(replace(pause(0.5), step=1000 * number + step))
             journal.flush()
 
     threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
@@ -385,16 +377,3 @@ def test_a_closed_journal_is_unlocked_though_a_child_has_it_open(path, make):
     os.close(in_child)
     assert following.path == path
     assert records(path) == [block(1), block(2)]
-
-
-@FORKED
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="the test forks a child, and Windows has no os.fork")
-def test_a_forked_child_does_not_unlock_the_journal_of_its_parent(path, make):
-    make().write(block(1))
-    child = os.fork()
-    if child == 0:
-        os._exit(0)
-    assert os.waitpid(child, 0)[1] == 0
-    other = make()
-    other.write(block(2))
-    assert other.path == path.with_name("rank0.2.jsonl")
