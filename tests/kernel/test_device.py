@@ -1,6 +1,7 @@
 """What the classes of devices know, with fakes of torch's modules for CUDA, ROCm and other accelerators."""
 
 import sys
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -58,7 +59,7 @@ def streams(monkeypatch):
     return module
 
 
-def one_step(timeline, stream):
+def a_step(timeline, stream):
     """The seconds of a step with 4 s of forward and 8 s of backward on a stream."""
     timeline.mark(Stage.FORWARD)
     stream.work(4.0)
@@ -69,19 +70,20 @@ def one_step(timeline, stream):
     return step
 
 
-@pytest.mark.parametrize("index", [0, 1])
+@pytest.mark.parametrize("index", [None, 0, 1])
 def test_events_are_on_the_device_of_the_fit_whichever_is_current(streams, index):
+    streams.current = 1  # at the start, which counts for a place without a number
     timeline = Cuda(torch.device("cuda", index)).timing().timeline
     for streams.current in (0, 1):
-        step = one_step(timeline, streams.streams[index])
+        step = a_step(timeline, streams.streams[1 if index is None else index])
         assert (step[Stage.FORWARD], step[Stage.BACKWARD]) == (4.0, 8.0)
 
 
 def test_the_stream_is_looked_up_once_in_a_step(streams):
     timeline = Cuda(torch.device("cuda:0")).timing().timeline
-    one_step(timeline, streams.streams[0])
+    a_step(timeline, streams.streams[0])
     before = streams.asked_for_stream
-    one_step(timeline, streams.streams[0])
+    a_step(timeline, streams.streams[0])
     assert streams.asked_for_stream == before + 1
 
 
@@ -113,13 +115,6 @@ def test_incomparable_streams_are_taken_for_the_same(streams, monkeypatch, curre
         streams.streams[0].work(1.0)
     (step,) = timeline.ready()
     assert (step[Stage.FORWARD], step[Stage.COMMUNICATION]) == (2.0, 1.0)
-
-
-def test_a_place_without_a_number_is_the_device_of_the_start(streams):
-    streams.current = 1
-    timeline = Cuda(torch.device("cuda")).timing().timeline
-    streams.current = 0
-    assert one_step(timeline, streams.streams[1])[Stage.FORWARD] == 4.0
 
 
 def test_a_capture_at_the_start_is_left_alone(streams):
@@ -297,18 +292,10 @@ def test_variables_of_a_vendor(kind, blocking, uncached, expandable, monkeypatch
     assert (place.uncached, place.expandable) == (uncached, None)
 
 
-FLAT = {
-    "allocated_bytes.all.current": 1,
-    "allocated_bytes.all.peak": 3,
-    "reserved_bytes.all.current": 4,
-    "reserved_bytes.all.peak": 5,
-    "num_alloc_retries": 2,
-}
-NESTED = {
-    "allocated_bytes": {"all": {"current": 1, "peak": 3}},
-    "reserved_bytes": {"all": {"current": 4, "peak": 5}},
-    "num_alloc_retries": 2,
-}
+SIZES = {"allocated_bytes": {"current": 1, "peak": 3}, "reserved_bytes": {"current": 4, "peak": 5}}
+NESTED = {name: {"all": sizes} for name, sizes in SIZES.items()} | {"num_alloc_retries": 2}
+FLAT = {f"{name}.all.{time}": size for name, sizes in SIZES.items() for time, size in sizes.items()}
+FLAT["num_alloc_retries"] = 2
 
 
 def broken(_):
@@ -332,18 +319,16 @@ def test_statistics_of_an_allocator_are_read_or_unknown(monkeypatch, module, exp
     assert Cuda(torch.device("cuda:0")).allocator() == expected
 
 
-@pytest.mark.parametrize(
-    ("capturing", "manager", "captures"), [(True, None, True), (False, object(), True), (False, None, False)]
-)
-def test_graphs_that_are_captured_are_seen(monkeypatch, capturing, manager, captures):
-    trees = SimpleNamespace(
-        get_manager=lambda index, *, create_if_none_exists: (index, create_if_none_exists) and manager
-    )
-    monkeypatch.setitem(sys.modules, "torch._inductor.cudagraph_trees", trees)
-    module = SimpleNamespace(is_current_stream_capturing=lambda: capturing, current_device=lambda: 0)
-    monkeypatch.setattr(Device, "module", module)
-    assert Cuda(torch.device("cuda")).captures is captures
-    assert not Cpu(torch.device("cpu")).captures
+def test_graphs_that_are_captured_are_seen(monkeypatch):
+    for capturing, manager, captures in ((True, None, True), (False, object(), True), (False, None, False)):
+        trees = SimpleNamespace(get_manager=lambda _index, *, create_if_none_exists, manager=manager: manager)
+        monkeypatch.setitem(sys.modules, "torch._inductor.cudagraph_trees", trees)
+        module = SimpleNamespace(
+            is_current_stream_capturing=lambda capturing=capturing: capturing, current_device=lambda: 0
+        )
+        monkeypatch.setattr(Device, "module", module)
+        assert Cuda(torch.device("cuda")).captures is captures
+        assert not Cpu(torch.device("cpu")).captures
 
 
 def a_model(*places):
@@ -379,12 +364,12 @@ def test_allocators_of_several_devices_are_summed_up():
     assert device.allocators([first, unknown]) is None
 
 
-@pytest.mark.parametrize("started", [True, False])
-def test_only_a_device_in_use_is_waited_for(monkeypatch, started):
-    waits = []
-    module = SimpleNamespace(is_initialized=lambda: started, synchronize=lambda: waits.append(1))
-    monkeypatch.setattr(Device, "module", module)
+def test_only_a_device_in_use_is_waited_for(monkeypatch):
     monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
     monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: torch.device("cuda"))
-    device.synchronize()
-    assert bool(waits) == started
+    for started in (True, False):
+        waits = []
+        module = SimpleNamespace(is_initialized=lambda started=started: started, synchronize=partial(waits.append, 1))
+        monkeypatch.setattr(Device, "module", module)
+        device.synchronize()
+        assert bool(waits) == started

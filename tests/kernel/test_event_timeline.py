@@ -21,16 +21,6 @@ def a_timeline():
     return EventTimeline(stream.event), stream
 
 
-def test_steps_and_stages_are_time_on_the_stream(fit):
-    for _ in range(3):
-        fit.feed(4, 32)
-        fit.step(**STAGES)
-    fit.stream.run()
-    assert [times(step) for step in fit.steps()] == [STAGES | {"step": 2.0}] * 3
-    row = fit.engine.row(3)
-    assert (row["perf/step_time"], row["perf/backward_time"], row["perf/samples_per_second"]) == (2.0, 1.0, 2.0)
-
-
 def test_steps_are_handed_out_once_the_stream_has_done_them(fit):
     fit.step(**STAGES)
     assert not fit.engine.step_reader.collect()
@@ -44,14 +34,6 @@ def test_steps_are_handed_out_once_the_stream_has_done_them(fit):
     assert [step["step"] for step in fit.steps()] == [1, 2]
     assert fit.engine.row(2)["perf/step_time"] == 2.0
     assert fit.stream.waited == 0
-
-
-def test_time_after_a_backward_is_decided_by_the_next_stage(fit):
-    for follows in ("optimizer", "forward"):
-        fit.step(backward=1, undecided=0.5, **{follows: 0.0})
-    fit.stream.run()
-    usual = {"backward": 1, "step": 1.5}
-    assert [times(step) for step in fit.steps()] == [usual | {"optimizer": 0.5}, usual | {"other": 0.5}]
 
 
 def test_a_collection_is_recorded_and_is_no_stage(fit):
