@@ -118,7 +118,7 @@ def test_values_that_no_profiler_writes_end_in_no_error(events):
     assert profile_text.render(found).replace("\n", "").isprintable()
 
 
-def test_of_two_equal_copies_the_one_with_a_launch_comes_first():
+def test_a_copy_with_a_launch_comes_before_its_equal():
     begin, launched = [step(0, 0, 1), operation("aten::mm", 0, 1)], launch(1, 0, 1)
     copies = memcpy("HtoD", 2, 1, 1), memcpy("HtoD", 2, 1, 2)
     end = [step(9, 500, 40), operation("aten::mm", 500, 10), launch(99, 500)]

@@ -80,7 +80,7 @@ def test_every_record_makes_the_round_trip(entry):
 
 
 @given(st.lists(ENTRIES, max_size=6), st.data())
-def test_a_journal_that_is_cut_at_any_byte_loses_its_torn_line_only(entries, data):
+def test_a_journal_cut_at_any_byte_loses_its_torn_line_only(entries, data):
     lines = [(encode(entry) + "\n").encode() for entry in entries]
     cut = data.draw(st.integers(0, sum(map(len, lines))))
     ends = [sum(map(len, lines[: number + 1])) - 1 for number in range(len(lines))]
@@ -117,7 +117,7 @@ def test_any_value_is_read_without_an_error(kind, t, step):
 
 
 @given(st.lists(ENTRIES, max_size=12))
-def test_attempts_put_together_are_the_journal_from_its_first_run_on(entries):
+def test_attempts_together_are_the_journal_from_its_first_run_on(entries):
     parts = attempts(entries)
     together = [entry for part in parts for entry in part]
     assert together == entries[len(entries) - len(together) :]
