@@ -28,10 +28,10 @@ NAME = "sim"
 
 PLACE = f"{NAME}:0"
 
-EVENTS = ("timed", "none", "raising", "failing", "hanging", "nan", "infinite", "negative", "unordered")
+EVENTS = ("timed", "none", "raising", "failing", "hanging", "nan", "unordered")
 """Kinds of events. "none": the device's module has no `Event`. "raising": elapsed times raise. "failing": after 100
-records, queries raise. "hanging": events never complete. "nan", "infinite", "negative": values of all elapsed times.
-"unordered": every third event reads 1 ms less, as if it were on another stream."""
+records, queries raise. "hanging": events never complete. "nan": all elapsed times. "unordered": every third event
+reads 1 ms less, as if it were on another stream."""
 
 MEMORY = ("none", "plain", "nested", "raising")
 """Statistics of the allocator: none, by `memory_stats`, by `memory_stats_as_nested_dict` too, or functions that
@@ -83,9 +83,7 @@ class Event:
     records = 0
 
     def __init__(self, *_: Any, enable_timing: bool = False, **__: Any) -> None:
-        self._timing, self._at = enable_timing, None
-        self._number = 0
-        self._late = False
+        self._timing, self._at, self._number, self._late = enable_timing, None, 0, False
 
     def record(self, stream: Stream | None = None) -> None:
         """Queue the event. A capture of a graph does not survive this."""
@@ -119,7 +117,7 @@ class Event:
         between = end_event._at - self._at
         if self.kind == "unordered":
             return between - end_event._late + self._late
-        return {"nan": float("nan"), "infinite": float("inf"), "negative": -1.0}.get(self.kind, between)
+        return float("nan") if self.kind == "nan" else between
 
 
 class Tensor(torch.Tensor):
@@ -138,9 +136,6 @@ class Tensor(torch.Tensor):
         DEVICE.hold(made, host.untyped_storage())
         return made
 
-    def __init__(self, *_: Any, **__: Any) -> None:
-        """Leave the fields as `__new__` made them."""
-
     @classmethod
     def __torch_dispatch__(cls, function: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Compute on the CPU. A result that leaves the device waits for the device's work."""
@@ -158,10 +153,6 @@ class Tensor(torch.Tensor):
         if kwargs.get("out") is not None:
             return kwargs["out"]
         return tree_map(_on_device, result) if stays else result
-
-    def __repr__(self, **_: Any) -> str:
-        """Return the values of the CPU's tensor."""
-        return f"Tensor({self.host}, device={PLACE!r})"
 
 
 def _host(value: Any) -> Any:
