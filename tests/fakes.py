@@ -1,7 +1,8 @@
 """Stand-ins for the clock, for an accelerator and for a fit, driven by hand, and findings of a verdict."""
 
+import math
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from types import MappingProxyType
 
@@ -28,13 +29,11 @@ class FakeClock:
 
 
 class FakeStream:
-    """An accelerator's stream: work is queued at once and done later, by `run`."""
+    """An accelerator's stream: work is queued at once and done later, by `run`, or by a clock if an event is asked."""
 
-    def __init__(self) -> None:
-        self.now = 0.0
+    def __init__(self, clock: Callable[[], float] | None = None) -> None:
+        self.clock, self.now, self.waited, self.capturing = clock, 0.0, 0, False
         self._queue: deque = deque()
-        self.waited = 0
-        self.capturing = False
 
     def work(self, seconds: float) -> None:
         self._queue.append(seconds)
@@ -45,18 +44,19 @@ class FakeStream:
     def enqueue(self, event: "FakeEvent") -> None:
         self._queue.append((event, event.recorded))
 
-    def run(self, late: Mapping[int, float] = MappingProxyType({})) -> None:
+    def run(self, late: Mapping[int, float] = MappingProxyType({}), until: float = math.inf) -> None:
         """Do everything that was queued. `late`: seconds by which some events of these differ, by their number."""
         number = 0
         while self._queue:
-            item = self._queue.popleft()
+            item = self._queue[0]
             if isinstance(item, float | int):
+                if self.now + item > until:
+                    return
                 self.now += item
-                continue
-            event, recorded = item
-            if event.recorded == recorded:  # else it was recorded again since, and only that counts
-                event.at = self.now + late.get(number, 0.0)
-            number += 1
+            elif item[0].recorded == item[1]:  # else it was recorded again since, and only that counts
+                item[0].at = self.now + late.get(number, 0.0)
+            number += isinstance(item, tuple)
+            self._queue.popleft()
 
 
 class FakeEvent:
@@ -75,11 +75,13 @@ class FakeEvent:
 
     def query(self) -> bool:
         assert not self._stream.capturing, "an event is asked for in a capture"
+        if self._stream.clock is not None:
+            self._stream.run(until=self._stream.clock())
         return self.at is not None
 
     def synchronize(self) -> None:
         self._stream.waited += 1
-        raise AssertionError("nobody waits for an event")
+        raise AssertionError("an event is waited for")
 
     def elapsed_time(self, end_event: "FakeEvent") -> float:
         if self.at is None or end_event.at is None:

@@ -96,7 +96,7 @@ def test_a_collective_and_a_backward_are_waits():
 
 
 def calls(source, **names):
-    """A function of the program whose last line waits in C."""
+    """A function of the program."""
     made = ModuleType("train")
     vars(made).update(names)
     exec(compile(f"def call(begun, end):\n    begun.set()\n    {source}\n", "/home/a/train.py", "exec"), vars(made))
@@ -216,49 +216,25 @@ def test_a_line_that_calls_a_library_with_a_trainer_is_no_position(step, positio
 
 
 class Work:
-    """As the handle of a collective."""
+    """As the handle of a collective, which another rank ends."""
 
     def __init__(self, end):
         self.is_completed = end.is_set
 
 
-def asks(begun, end):
-    work = Work(end)
-    begun.set()
-    while not work.is_completed():
-        time.sleep(0.0001)
-
-
-def looks_for_a_file(begun, end):
-    file = Path("nowhere")
-    begun.set()
-    while not end.is_set() and not file.exists():
-        time.sleep(0.0001)
-
-
-def trains(begun, end):
-    work, steps = Work(end), 0
-    begun.set()
-    while not work.is_completed():
-        for _ in range(100):
-            time.sleep(0.0001)
-        steps += 1
-
-
-def searches(begun, end):
-    begun.set()
-    for folder in iter(lambda: Path("nowhere"), None):
-        folder.exists()
-        time.sleep(0.0001)
-        if end.is_set():
-            break
-
-
 @each_row(
-    ("target", "polls"), [(asks, True), (looks_for_a_file, True), (trains, False), (searches, False), (waits, False)]
+    ("source", "polls"),
+    [
+        ("work = Work(end)\n    while not work.is_completed():\n        sleep(0.0001)", True),
+        ("while not end.is_set() and not file.exists():\n        sleep(0.0001)", True),
+        ("steps = 0\n    while not end.is_set():\n        sleep(0.0001)\n        steps += 1", False),
+        ("while not end.is_set():\n        for _ in range(100):\n            sleep(0.0001)", False),
+        ("for step in iter(end.is_set, True):\n        file.exists()\n        sleep(0.0001)", False),
+        ("end.wait()", False),
+    ],
 )
-def test_a_loop_that_only_asks_for_the_end_of_another_rank_polls(target, polls):
-    with a_thread(target) as thread:
+def test_a_loop_that_only_asks_for_the_end_of_another_rank_polls(source, polls):
+    with a_thread(calls(source, Work=Work, file=Path("nowhere"), sleep=time.sleep)) as thread:
         answers = set()
         for _ in range(50):
             time.sleep(0.001)
