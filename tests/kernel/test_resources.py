@@ -11,7 +11,6 @@ from perf_callbacks.kernel.engine import ratios
 from perf_callbacks.kernel.engine.resources import JOB_FIGURES, RESOURCES, by_rank, job_figures, packed
 from perf_callbacks.kernel.engine.stages import Stage
 from perf_callbacks.kernel.engine.steps import KnownParts, Totals
-from perf_callbacks.kernel.records.codec import Entry, decode, encode
 from perf_callbacks.kernel.records.fit_records import Window
 from perf_callbacks.kernel.records.metric_table import KEYS
 
@@ -94,12 +93,3 @@ def test_a_row_has_the_figures_of_the_last_window_and_no_foreign_names():
     assert {name: value for name, value in figures.items() if "job" in name} == {"job_cpu_cores": 3.0}
     assert "job_cpu_cores" not in row(a_window(job={"job_cpu_cores": 3.0}), processes=1)
     assert "job_cpu_cores" not in row(None)
-
-
-def test_a_window_of_an_older_journal_is_read():
-    line = encode(Entry(1.0, a_window(job={"job_cpu_cores": 3.0}, by_rank={"cpu_cores": (1.0, None)})))
-    assert decode(line).record.by_rank == {"cpu_cores": (1.0, None)}
-    older = encode(Entry(1.0, a_window())).replace(',"job":{},"by_rank":{}', "")
-    assert "by_rank" not in older
-    assert decode(older).record == a_window()
-    assert decode(line.replace("[1.0,null]", '"hostile"')) is None

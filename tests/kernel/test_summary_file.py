@@ -106,19 +106,6 @@ def test_a_summary_that_changes_while_it_is_made_is_skipped(tmp_path, watchdog, 
     assert not caplog.messages
 
 
-@pytest.mark.skipif(not hasattr(os, "symlink"), reason="links")
-@pytest.mark.parametrize("name", ["summary0.json", "summary0.json.part"])
-def test_a_link_in_place_of_the_file_is_replaced_and_not_followed(tmp_path, watchdog, name):
-    other = tmp_path / "other.txt"
-    other.write_text("mine")
-    link = path(tmp_path).with_name(name)
-    link.parent.mkdir()
-    link.symlink_to(other)
-    train(tmp_path, lambda *_: watchdog.pass_seconds(20))
-    assert other.read_text() == "mine"
-    assert stored(tmp_path)["step"] == 8
-
-
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="forks")
 def test_a_forked_child_leaves_the_file_alone(tmp_path, watchdog):
     parent = os.getpid()

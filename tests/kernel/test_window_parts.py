@@ -1,4 +1,4 @@
-"""One rank's steps, cut into windows: each is whole, or it is not there."""
+"""A rank's steps, cut into windows: each is whole, or it is not there."""
 
 import math
 
@@ -64,21 +64,15 @@ def test_a_part_holds_all_steps_of_its_window_or_is_left_out(after, moves, windo
     assert [(part.window, part.steps, part.samples) for part in parts.complete] == windows
 
 
-def test_excluded_steps_are_in_no_part():
-    parts = parts_of(length=2)
-    (part,) = complete(parts, [step(1, "first"), step(2)])
-    assert (part.steps, part.samples, part.tokens) == (1, 2, 20)
-
-
 def test_the_first_window_is_offered_as_soon_as_it_is_over():
     ranks = FakeRanks(window=2)
     fit = Fit(a_run(world_size=2), ranks=ranks)
     for _ in range(5):
         fit.feed(4, 32)
         fit.step(other=1)
-    assert [(part.window, part.steps, part.seconds, part.samples) for part in ranks.offered] == [
-        (0, 1, 1.0, 4),  # without the first step
-        (1, 2, 2.0, 8),
+    assert [(part.window, part.steps, part.seconds, part.samples, part.tokens) for part in ranks.offered] == [
+        (0, 1, 1.0, 4, 32),  # without the first step, which is excluded
+        (1, 2, 2.0, 8, 64),
     ]
 
 
