@@ -3,7 +3,7 @@
 from fakes import STEP, Fit
 
 
-def test_each_second_goes_to_one_part():
+def test_each_second_goes_to_a_single_part():
     fit = Fit()
     fit.now += 3
     fit.engine.account.started(fit.now)

@@ -141,7 +141,7 @@ def test_a_collection_aside_or_elsewhere_takes_nothing_from_a_stage():
     assert fit.engine.summary().gc.seconds == 5
 
 
-def test_collections_add_up_by_generation_and_by_what_asked_for_them():
+def test_collections_add_up_by_generation_and_purpose():
     fit = Fit()
     for generation, seconds in [(0, 0.5), (2, 1), (0, 0.25)]:
         fit.pause(seconds, generation=generation)
@@ -406,7 +406,7 @@ IDS = ("[0]", (4, 8))
 """A batch of 32 tokens, once it is known that its first tensor holds them."""
 
 
-def told(batch):
+def with_tokens(batch):
     return batch._replace(tokens=32) if batch.shape == (IDS,) else batch
 
 
@@ -423,7 +423,7 @@ def test_tokens_that_are_known_late_are_known_of_earlier_steps(rows, monkeypatch
     for number in range(1, 6):
         untold(fit, 1)
         if number == 3:
-            fit.engine.tell_tokens(told)
+            fit.engine.tell_tokens(with_tokens)
         if number in rows:
             logged[number] = fit.engine.row(number)
     summary = fit.engine.summary()
@@ -438,7 +438,7 @@ def test_steps_that_the_device_still_owes_learn_their_tokens_too():
     stream = FakeStream()
     fit = Fit(a_run(timeline="device"), device=EventTimeline(stream.event, capacity=64))
     untold(fit, 3)
-    fit.engine.tell_tokens(told)
+    fit.engine.tell_tokens(with_tokens)
     stream.run()
     untold(fit, 1)
     assert fit.engine.amounts().tokens == 128
@@ -449,7 +449,7 @@ def test_a_batch_without_tokens_keeps_the_sum_unknown_while_it_is_in_it():
     untold(fit, 1)
     fit.engine.batch(Batch(4, None, None, ()))
     fit.step(forward=1.0)
-    fit.engine.tell_tokens(told)
+    fit.engine.tell_tokens(with_tokens)
     untold(fit, 1)
     assert fit.engine.summary().tokens is None
     assert "perf/tokens_per_second" not in fit.engine.row(3)
@@ -460,6 +460,6 @@ def test_a_batch_without_tokens_keeps_the_sum_unknown_while_it_is_in_it():
 def test_only_some_steps_are_kept_for_being_told():
     fit = Fit()
     untold(fit, 3 * MOST_UNTOLD)
-    fit.engine.tell_tokens(told)
+    fit.engine.tell_tokens(with_tokens)
     assert fit.engine.summary().tokens is None
     assert fit.engine.summary().samples == 12 * MOST_UNTOLD

@@ -43,7 +43,7 @@ V1 = {
         (V2 | {"sys/fs/cgroup/memory.current": "2500000\n"}, 0),
     ],
 )
-def test_memory_is_what_the_machine_and_the_control_group_leave(tmp_path, files, available):
+def test_memory_is_the_rest_that_machine_and_control_group_leave(tmp_path, files, available):
     assert environment.read(root=lay(tmp_path, files)).memory_available == available
 
 
@@ -75,8 +75,8 @@ def test_cpus_are_the_part_of_a_process_among_all_of_the_job(tmp_path, monkeypat
         files[f"proc/{os.getppid()}/status"] = f"Name:\tpython\nCpus_allowed_list:\t0-{parent - 1}\n"
     monkeypatch.setattr(processes, "cpu_mask", lambda: frozenset(range(mask)))
     monkeypatch.setenv("LOCAL_WORLD_SIZE", ranks)
-    found = environment.read(root=lay(tmp_path, files))
-    assert (found.cpus, found.processes_on_cpus) == (cpus, sharing)
+    facts = environment.read(root=lay(tmp_path, files))
+    assert (facts.cpus, facts.processes_on_cpus) == (cpus, sharing)
 
 
 @pytest.mark.parametrize(("threshold", "generational"), [((700, 10, 10), True), ((2000, 10, 0), False)])

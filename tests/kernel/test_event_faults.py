@@ -97,8 +97,8 @@ def test_a_device_that_fails_ends_no_training(fit, call, monkeypatch, caplog):
     assert [step["excluded"] for step in fit.steps()] == ["first", None] + [LOST] * 6
     summary = fit.engine.stop(fit.now)
     assert (summary.steps, summary.included_steps, summary.lost_steps) == (8, 1, 6)
-    said = ["perf_callbacks: the device gives no more times, so steps get lost: RuntimeError: device-side assert."]
-    assert caplog.messages == ([] if call == "elapsed_time" else said)
+    warning = ["perf_callbacks: the device gives no more times, so steps get lost: RuntimeError: device-side assert."]
+    assert caplog.messages == ([] if call == "elapsed_time" else warning)
 
 
 def test_events_that_never_complete_take_bounded_memory(monkeypatch):

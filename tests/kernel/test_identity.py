@@ -120,7 +120,7 @@ with measure(model=model, optimizer=optimizer, loader=loader, config=PerfConfig(
 """
 
 
-def test_a_journal_says_what_ran_where(tmp_path):
+def test_a_journal_names_program_machine_and_job(tmp_path):
     program = tmp_path / "train.py"
     program.write_text(PROGRAM)
     words = ["--hf_token", "abc123", "--lr", "0.1"]

@@ -52,12 +52,12 @@ def test_both_ends_of_a_fit_are_read(file):
 
 @pytest.mark.usefixtures("sizes")
 @pytest.mark.parametrize("ended", [True, False])
-def test_fits_in_one_file_are_told_apart(file, ended):
+def test_fits_in_the_same_file_are_told_apart(file, ended):
     file.write_text(of_run("a", ended=True) + of_run("b", ended=False) + of_run("c", 1, ended=ended, last=200))
-    found = read(file, {})
-    assert [(ends.run.run_id, ends.final is not None) for ends in found] == [("a", True), ("b", False), ("c", ended)]
-    assert [ends.signs is None for ends in found] == [True, True, False]
-    assert [ends.last_step for ends in found] == [LONG, LONG, 200]
+    fits = read(file, {})
+    assert [(ends.run.run_id, ends.final is not None) for ends in fits] == [("a", True), ("b", False), ("c", ended)]
+    assert [ends.signs is None for ends in fits] == [True, True, False]
+    assert [ends.last_step for ends in fits] == [LONG, LONG, 200]
 
 
 def test_a_search_for_the_beginnings_of_fits_has_a_limit(file, monkeypatch):

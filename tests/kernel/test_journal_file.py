@@ -193,10 +193,10 @@ def test_holes_in_a_journal_cost_no_memory(path, make):
         file.truncate(len(whole) + 20 * LONGEST_LINE)
         file.write(b"\n" + whole)
     tracemalloc.start()
-    found = list(read(path))
+    entries = list(read(path))
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
-    assert [entry.record for entry in found] == [a_run()] * 2
+    assert [entry.record for entry in entries] == [a_run()] * 2
     assert peak < 4 * LONGEST_LINE
 
 

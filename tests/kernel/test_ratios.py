@@ -44,7 +44,7 @@ def test_each_of_several_processes_knows_only_its_own_rates():
     assert row_of(run=a_run(world_size=2)) == TIMES | GARBAGE | PER_DEVICE | communication
 
 
-def test_devices_of_one_process_share_its_rates():
+def test_devices_of_a_process_share_its_rates():
     halves = {key: value / 2 for key, value in PER_DEVICE.items()}
     assert row_of(devices=2) == values(CLOCK, GC, MASK, DEVICES) | halves
 

@@ -43,7 +43,7 @@ CALLS = {
     "add": lambda recorder: recorder.add(Batch(2, 6, None, ())),
     "look_up": look_up,
     "collection": lambda _: gc.collect(0),  # an older one goes through all that was ever imported
-    "end_step": lambda recorder: recorder.end_step(10**6),  # one in which everybody has something to do
+    "end_step": lambda recorder: recorder.end_step(10**6),  # in which every observer has something to do
     "begin_span": lambda recorder: recorder.begin_span("evaluation"),
     "end_span": lambda recorder: recorder.end_span(),
     "row": lambda recorder: recorder.row(1),

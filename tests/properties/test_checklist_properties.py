@@ -55,13 +55,13 @@ def test_an_item_decides_by_its_facts_alone(item, environment, config):
     with pytest.MonkeyPatch.context() as monkeypatch:
         for enabled in (True, False):
             fake = put(monkeypatch, FakeGc(enabled=enabled))
-            found = fake.state
+            before = fake.state
             row = item.decide(environment, config)
             assert type(row) is Checklist
             assert (row.item, row.status in STATUSES - {"failed"}) == (item.slug, True)
             assert row == item.decide(environment, config)
             assert row.after if row.status == "applied" else row.why
-            assert fake.state == found
+            assert fake.state == before
             assert fake.collected == []
 
 
@@ -121,11 +121,11 @@ def test_collections_fall_due_by_steps_alone_and_once(interval, strides):
     """However many steps lie between two looks, no multiple of the interval is missed or met twice."""
     step, met = 0, []
     for stride in strides:
-        found = due_between(step, step + stride, interval)
+        generation = due_between(step, step + stride, interval)
         multiples = [number for number in range(step + 1, step + stride + 1) if number % interval == 0]
-        assert (found is not None) == bool(multiples)
-        assert (found == FULL) == any(number % (interval * 10) == 0 for number in multiples)
-        assert found in {None, YOUNG, FULL}
+        assert (generation is not None) == bool(multiples)
+        assert (generation == FULL) == any(number % (interval * 10) == 0 for number in multiples)
+        assert generation in {None, YOUNG, FULL}
         met += multiples
         step += stride
     assert len(met) == step // interval

@@ -65,13 +65,13 @@ EVENTS = st.lists(st.tuples(MARKS | st.just(END) | st.just("pause"), SECONDS), m
 
 
 @given(STEPS, st.lists(st.lists(SECONDS, min_size=7, max_size=7), max_size=8), st.sets(st.integers(0, 60)))
-def test_steps_of_the_same_marks_are_read_as_if_one_by_one(marks, lengths, reads):
+def test_steps_of_the_same_marks_are_read_as_by_a_naive_reader(marks, lengths, reads):
     events = [pair for times in lengths for pair in zip([*marks, END], times, strict=False)]
     assert [list(step) for step in write(events, reads)] == naive(events)
 
 
 @given(EVENTS, st.sets(st.integers(0, 40)))
-def test_any_marks_and_pauses_are_read_as_if_one_by_one(events, reads):
+def test_any_marks_and_pauses_are_read_as_by_a_naive_reader(events, reads):
     assert [list(step) for step in write(events, reads)] == naive(events)
 
 
