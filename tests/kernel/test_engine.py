@@ -338,6 +338,8 @@ def test_a_summary_says_it_all():
     summary = fit.engine.stop(fit.now, "ValueError: no")
     amounts = {"samples": 12, "tokens": 96, "total_samples": 12, "total_tokens": 96}
     included = {"steps": 2, "seconds": 4.0, "samples": 8, "tokens": 64, "useful_tokens": 40}
+    wall_seconds = {"first_step": 2.0, "steps": 4.0, "evaluation": 8.0, "other": 0.5}
+    assert {name: seconds for name, seconds in summary.wall_seconds.items() if seconds} == wall_seconds
     assert summary == Summary(
         run_id="a1",
         attempt=1,

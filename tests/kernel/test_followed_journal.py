@@ -1,18 +1,22 @@
-"""A journal that is read while it grows: the same as a journal that is read anew."""
+"""A journal that is read while it grows: the same as one that is read anew, with signs of life of its writer."""
 
 import gc
 import os
+import sys
 from dataclasses import replace
 from pathlib import Path
 from random import Random
 
 import pytest
+from fakes import a_run
 from journals import a_fit, a_summary, write
 
 from perf_callbacks.kernel.records import followed_journal, interim, journal_ends
 from perf_callbacks.kernel.records.codec import Entry, encode
 from perf_callbacks.kernel.records.fit_records import Steps
 from perf_callbacks.kernel.records.followed_journal import FollowedJournals
+from perf_callbacks.kernel.records.journal_file import FileJournal
+from perf_callbacks.kernel.records.signs_of_life import read_locks, signs
 
 NO_PROCESS = 2**22 + 1
 """Larger than all numbers of processes on Linux."""
@@ -133,3 +137,45 @@ def test_of_a_journal_only_the_last_steps_are_kept(tmp_path):
         assert records_of_steps() - before == sum(isinstance(entry.record, Steps) for entry in last) > 0
         with journal.open("ab") as file:
             file.write(lines(a_long_fit()[3:]))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems list no locks")
+def test_an_open_journal_is_locked_by_its_process(tmp_path):
+    path = tmp_path / "rank0.jsonl"
+    journal = FileJournal(path, max_bytes=10**6, complain=print, began=0.0)
+    journal.write(a_run())
+    if not read_locks():
+        pytest.skip("this machine's /proc/locks is hidden, as in some sandboxes, so no pid can be found")
+    assert signs(path.stat(), None, read_locks()).pid == os.getpid()
+    journal.close()
+    assert signs(path.stat(), None, read_locks()).pid is None
+
+
+def test_the_newer_of_journal_and_summary_counts(tmp_path):
+    path = tmp_path / "rank0.jsonl"
+    path.touch()
+    os.utime(path, (50.0, 50.0))
+    assert signs(path.stat(), None, {}).written_unix == 50.0
+    summary = path.with_name("summary0.json")
+    summary.touch()
+    os.utime(summary, (70.0, 70.0))
+    assert signs(path.stat(), summary.stat(), {}).written_unix == 70.0
+
+
+def test_locks_of_whole_files_are_listed_with_their_holders(tmp_path):
+    listed = tmp_path / "locks"
+    listed.write_text(
+        "1: FLOCK  ADVISORY  WRITE 19873 fe:00:2146612 0 EOF\n"
+        "1: -> FLOCK  ADVISORY  WRITE 20000 fe:00:2146612 0 EOF\n"
+        "2: POSIX  ADVISORY  WRITE 19797 fe:00:2384076 0 EOF\n"
+        "3: FLOCK  ADVISORY  READ 19797 fe:00:2384075 0 EOF\n"
+    )
+    assert read_locks(listed) == {(254, 0, 2146612): 19873}
+
+
+def test_locks_that_cannot_be_read_are_unknown(tmp_path):
+    listed = tmp_path / "locks"
+    assert read_locks(listed) == {}
+    for content in ("1: FLOCK ADVISORY WRITE x y 0 EOF\n", "\0\n"):
+        listed.write_text(content)
+        assert read_locks(listed) == {}
