@@ -164,18 +164,12 @@ def test_the_newer_of_journal_and_summary_counts(tmp_path):
 
 def test_locks_of_whole_files_are_listed_with_their_holders(tmp_path):
     listed = tmp_path / "locks"
+    assert read_locks(listed) == {}
     listed.write_text(
         "1: FLOCK  ADVISORY  WRITE 19873 fe:00:2146612 0 EOF\n"
         "1: -> FLOCK  ADVISORY  WRITE 20000 fe:00:2146612 0 EOF\n"
         "2: POSIX  ADVISORY  WRITE 19797 fe:00:2384076 0 EOF\n"
         "3: FLOCK  ADVISORY  READ 19797 fe:00:2384075 0 EOF\n"
+        "1: FLOCK ADVISORY WRITE x y 0 EOF\n\0\n"
     )
     assert read_locks(listed) == {(254, 0, 2146612): 19873}
-
-
-def test_locks_that_cannot_be_read_are_unknown(tmp_path):
-    listed = tmp_path / "locks"
-    assert read_locks(listed) == {}
-    for content in ("1: FLOCK ADVISORY WRITE x y 0 EOF\n", "\0\n"):
-        listed.write_text(content)
-        assert read_locks(listed) == {}

@@ -240,32 +240,20 @@ def test_a_window_of_other_ranks_is_in_the_journal_once_and_in_the_rows():
 
 
 def signals(parts, *numbers, excluded=()):
+    """The signals of each part that these steps complete; None: unknown."""
     steps = [step(number, "evaluation" if number in excluded else None) for number in numbers]
-    return [[*part.signals["own"]] for part in complete(parts, steps)]
+    return [[None if math.isnan(value) else value for value in part.signals["own"]] for part in complete(parts, steps)]
 
 
-def test_a_part_carries_a_value_for_each_step_also_in_no_row():
-    parts = parts_of(length=3)
-    parts.signals = True
-    assert signals(parts, 1, 2) == []
-    assert signals(parts, 3, 4, 5, excluded={3}) == [[0.5, 1.0, 1.5]]
-    ((*known, unknown),) = signals(parts, 6)
-    assert known == [2.0, 2.5]
-    assert math.isnan(unknown)
-
-
-def test_signals_of_steps_before_the_fit_or_their_wish_are_unknown():
-    parts = parts_of(after=4, length=3)
-    parts.signals = True
-    ((unknown, *known),) = signals(parts, 5, 6)
-    assert math.isnan(unknown)
-    assert known[0] == 2.5
-    later = parts_of(length=3)
-    assert complete(later, [step(1)]) == []
-    later.signals = True
-    ((unknown, *known),) = signals(later, 2, 3)
-    assert math.isnan(unknown)
-    assert known == [1.0, 1.5]
+def test_a_part_carries_a_signal_of_each_step_that_the_fit_saw():
+    parts, resumed, late = parts_of(length=3), parts_of(after=4, length=3), parts_of(length=3)
+    parts.signals = resumed.signals = True
+    assert [signals(parts, 1, 2), signals(parts, 3, 4, 5, excluded={3})] == [[], [[0.5, 1.0, 1.5]]]
+    assert signals(parts, 6) == [[2.0, 2.5, None]]  # which its observer doesn't know
+    assert signals(resumed, 5, 6) == [[None, 2.5, None]]
+    assert signals(late, 1) == []
+    late.signals = True
+    assert signals(late, 2, 3) == [[None, 1.0, 1.5]]
 
 
 def test_windows_of_very_many_steps_carry_no_signals():
