@@ -121,12 +121,7 @@ def a_fit(rank=0, *, summary=True, **run):
     slow = 12 if rank == 1 else None
     records = [
         a_run(rank=rank, **run),
-        Checklist(
-            item="gc",
-            status="applied",
-            before="automatic",
-            after="every 100 steps",
-        ),
+        Checklist(item="gc", status="applied", before="automatic", after="every 100 steps"),
         COUNT,
         steps(1, 10, excluded=("first", "counted", *[None] * 8)),
         Gc(step=4, stage="other", generation=2, start=0.9, seconds=0.125, collected=7, automatic=True),

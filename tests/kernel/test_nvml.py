@@ -5,7 +5,6 @@ import dataclasses
 import os
 import sys
 
-import pynvml
 import pytest
 from nvml_stub import INSTANCE, load, uuid
 from rows import each_row
@@ -136,15 +135,6 @@ def test_a_gpu_that_is_lost_later_is_unknown_until_it_is_back(monitor, stub):
     stub.has(errors="")
     assert without_energy(monitor.read()) == FULL  # activity needs two readings in a row
     assert monitor.read().tensor_activity == 0.625
-
-
-def test_a_whole_gpu_is_not_looked_for_among_the_instances(stub, monkeypatch):
-    asked, inner = [], pynvml.nvmlDeviceGetHandleByUUID
-    monkeypatch.setattr(pynvml, "nvmlDeviceGetHandleByUUID", lambda name: asked.append(name) or inner(name))
-    monitor = Monitor(uuid(2))
-    assert asked == [f"GPU-{uuid(2)}"]
-    monitor.close()
-    assert stub.started == 0
 
 
 def test_an_instance_has_memory_and_processes_only(stub):

@@ -55,11 +55,7 @@ def test_collections_that_are_not_timed_are_left_out():
 
 @pytest.mark.parametrize(
     ("amounts", "unknown"),
-    [
-        ((4, 32, None), ()),
-        ((4, None, None), ["tokens"]),
-        ((None, None, None), ["tokens", "samples"]),
-    ],
+    [((4, 32, None), ()), ((4, None, None), ["tokens"]), ((None, None, None), ["tokens", "samples"])],
 )
 def test_unknown_rates_are_left_out(amounts, unknown):
     rates = {f"perf/{name}_per_second" for name in unknown}
