@@ -31,12 +31,11 @@ def a_thread(target):
 
 def waits(begun, end):
     begun.set()
-    end.wait()  # here
+    end.wait()
 
 
-def line(comment):
-    lines = Path(__file__).read_text(encoding="utf-8").splitlines()
-    return next(number for number, text in enumerate(lines, 1) if text.endswith(f"  # {comment}"))
+HERE = waits.__code__.co_firstlineno + 2
+"""The line of `waits` that waits."""
 
 
 def settled(thread):
@@ -49,9 +48,9 @@ def settled(thread):
 def test_the_innermost_line_of_the_program_is_named_and_where_it_waits():
     with a_thread(waits) as thread:
         stack = settled(thread)
-    assert stack.place.startswith(f"test_stacks.py:{line('here')} `waits`, in threading.py:")
+    assert stack.place.startswith(f"test_stacks.py:{HERE} `waits`, in threading.py:")
     assert stack.place.endswith("wait`")
-    assert f"{__file__}:{line('here')} waits" in stack.frames
+    assert f"{__file__}:{HERE} waits" in stack.frames
     assert stack.frames[-1].endswith(" wait")
     assert not stack.waits
     assert stacks.of_thread(thread.ident) is None  # it has ended
@@ -77,12 +76,12 @@ def test_a_search_through_a_stack_ends_soon_in_the_deepest_recursion(monkeypatch
         assert len(stacks.of_thread(thread.ident).frames) == 10
 
 
-def run_in(module, source, **names):
+def run_in(module, source, *, file=None, name="call", **names):
     """A function of a module that doesn't exist."""
     made = ModuleType(module)
     vars(made).update(names)
-    exec(compile(source, f"{sys.prefix}/lib/site-packages/{module}.py", "exec"), vars(made))
-    return made.call
+    exec(compile(source, file or f"{sys.prefix}/lib/site-packages/{module}.py", "exec"), vars(made))
+    return vars(made)[name]
 
 
 INNER = "def call(begun, end):\n    begun.set()\n    while not end._flag:\n        pass\n"
@@ -97,10 +96,7 @@ def test_a_collective_and_a_backward_are_waits():
 
 def calls(source, **names):
     """A function of the program."""
-    made = ModuleType("train")
-    vars(made).update(names)
-    exec(compile(f"def call(begun, end):\n    begun.set()\n    {source}\n", "/home/a/train.py", "exec"), vars(made))
-    return made.call
+    return run_in("train", f"def call(begun, end):\n    begun.set()\n    {source}\n", file="/home/a/train.py", **names)
 
 
 @each_row(
@@ -151,13 +147,11 @@ def test_a_debugger_and_an_idle_notebook_are_not_looked_at(outer, inner, seen):
         assert (stacks.of_thread(thread.ident) is not None) == seen
 
 
-def positioned(module, source, name="call", inner=None):
-    """The position of a thread in a function of the program, which a function of this module has called."""
-    own = {"end": None}
-    exec(compile(f"def {name}(begun, end):\n    {source}\n", "/home/a/train.py", "exec"), own)
-    own["inner"] = run_in(inner, INNER) if inner else waits
-    outer = run_in(module, OUTER, inner=own[name]) if module else own[name]
-    with a_thread(outer) as thread:
+def positioned(module, name="call", inner="json"):
+    """The position of a thread in a function of the program, between functions of two other modules."""
+    source = OUTER.replace("call", name)
+    own = run_in("train", source, file="/home/a/train.py", name=name, inner=run_in(inner, INNER))
+    with a_thread(run_in(module, OUTER, inner=own) if module else own) as thread:
         return stacks.position(thread.ident)
 
 
@@ -173,13 +167,13 @@ def positioned(module, source, name="call", inner=None):
     ],
 )
 def test_a_forward_and_an_update_are_the_model(module, name, in_model):
-    assert positioned(module, "inner(begun, end)", name, "json").in_model is in_model
+    assert positioned(module, name).in_model is in_model
 
 
 def test_a_line_that_calls_more_than_an_operation_is_in_torch():
     for inner in ("torch.optim.adamw", "torch.nn.functional", "torch.functional", "json"):
-        assert positioned(None, "inner(begun, end)", inner=inner).in_torch == (inner == "torch.optim.adamw")
-    assert positioned(None, "inner(begun, end)", inner="lightning.fabric") is None  # of the framework that trains
+        assert positioned(None, inner=inner).in_torch == (inner == "torch.optim.adamw")
+    assert positioned(None, inner="lightning.fabric") is None  # of the framework that trains
 
 
 TRAINER = """
@@ -226,15 +220,15 @@ class Work:
     ("source", "polls"),
     [
         ("work = Work(end)\n    while not work.is_completed():\n        sleep(0.0001)", True),
-        ("while not end.is_set() and not file.exists():\n        sleep(0.0001)", True),
+        ("while not end.is_set() and not folder.exists():\n        sleep(0.0001)", True),
         ("steps = 0\n    while not end.is_set():\n        sleep(0.0001)\n        steps += 1", False),
         ("while not end.is_set():\n        for _ in range(100):\n            sleep(0.0001)", False),
-        ("for step in iter(end.is_set, True):\n        file.exists()\n        sleep(0.0001)", False),
+        ("for step in iter(end.is_set, True):\n        folder.exists()\n        sleep(0.0001)", False),
         ("end.wait()", False),
     ],
 )
 def test_a_loop_that_only_asks_for_the_end_of_another_rank_polls(source, polls):
-    with a_thread(calls(source, Work=Work, file=Path("nowhere"), sleep=time.sleep)) as thread:
+    with a_thread(calls(source, Work=Work, folder=Path("nowhere"), sleep=time.sleep)) as thread:
         answers = set()
         for _ in range(50):
             time.sleep(0.001)
