@@ -9,20 +9,9 @@ from rows import each_row
 
 from perf_callbacks.kernel.engine.windows import NOTICE, JobSettings, rates, with_holds
 from perf_callbacks.kernel.records.codec import pack, unpack
-from perf_callbacks.kernel.records.fit_records import Window
 
 OTHER = replace(PART, rank=1, seconds=12.25, samples=392, tokens=50_176, asks={"gc_interval": 25})
-WINDOW = Window(
-    first_step=101,
-    last_step=150,
-    steps=49,
-    ranks=2,
-    seconds=12.5,
-    samples=792,
-    tokens=101_376,
-    useful_tokens=None,
-    asks={"gc_interval": 25},
-)
+WINDOW = combine([PART, OTHER])
 VERDICT = JobSettings(fit="f1", run_id="r“1”", window=50)
 ITEMS = [
     WINDOW,
