@@ -50,19 +50,15 @@ class Stream:
         threading.Thread(target=self._run, name="simulated stream", daemon=True).start()
 
     def put(self, work: Callable[[], object]) -> None:
-        """Queue work."""
         self._work.put(work)
 
     def busy(self, milliseconds: float) -> None:
-        """Queue work of this length."""
         self.put(lambda: self._pass(milliseconds))
 
     def now(self) -> float:
-        """Return the time at which the thread is in its work."""
         return self._done_ms if self._clock == "virtual" else time.perf_counter() * 1000
 
     def wait(self) -> None:
-        """Wait until all work so far is done."""
         done = threading.Event()
         self.put(done.set)
         done.wait()
@@ -100,18 +96,15 @@ class Event:
             self._at = DEVICE.stream.now()
 
     def query(self) -> bool:
-        """Return True if the stream has come to the event."""
         DEVICE.asked_in_capture("query")
         if self.kind == "failing" and Event.records > 100:
             raise RuntimeError("the simulated device is lost")
         return self._at is not None
 
     def synchronize(self) -> None:
-        """Refuse: the callback never waits for an event."""
-        raise AssertionError("an event was waited for")
+        raise AssertionError("an event was waited for")  # the callback never waits for an event
 
     def elapsed_time(self, end_event: "Event") -> float:
-        """Return the milliseconds until another event."""
         if self.kind == "raising" or self._at is None or end_event._at is None or not self._timing:
             raise RuntimeError("elapsed_time is not supported by these events")
         between = end_event._at - self._at
@@ -127,7 +120,6 @@ class Tensor(torch.Tensor):
 
     @staticmethod
     def __new__(cls, host: torch.Tensor, *, requires_grad: bool = False) -> "Tensor":  # noqa: PYI034 no subclass
-        """Wrap a tensor of the CPU."""
         made = torch.Tensor._make_wrapper_subclass(
             cls, host.size(), strides=host.stride(), storage_offset=host.storage_offset(), dtype=host.dtype,
             device=PLACE, requires_grad=requires_grad,
@@ -175,11 +167,9 @@ class SimulatedDevice:
         self._held: dict[int, int] = {}
 
     def busy(self, milliseconds: float) -> None:
-        """Queue work of this length on the device."""
         self.stream.busy(milliseconds)
 
     def synchronize(self, *_: Any) -> None:
-        """Wait for all work that is queued."""
         self.asked_in_capture("synchronize")
         self.stream.wait()
 
