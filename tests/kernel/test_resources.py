@@ -6,11 +6,9 @@ from dataclasses import replace
 
 import pytest
 from combined_parts import PART, combine
+from fakes import FakeRanks, Fit, a_run
 
-from perf_callbacks.kernel.engine import ratios
 from perf_callbacks.kernel.engine.resources import JOB_FIGURES, RESOURCES, by_rank, job_figures, packed
-from perf_callbacks.kernel.engine.stages import Stage
-from perf_callbacks.kernel.engine.steps import KnownParts, Totals
 from perf_callbacks.kernel.records.fit_records import Window
 from perf_callbacks.kernel.records.metric_table import KEYS
 
@@ -80,16 +78,15 @@ def a_window(**changes):
 
 
 def row(window, processes=2):
-    totals = Totals()
-    totals.steps, totals.seconds[Stage.OTHER] = 9, 1.0
-    shown = KnownParts(
-        gc_staged=False, gc_timed=False, waits_timed=False, staged=False, processes=processes, devices=None
-    )
-    return ratios.metrics(totals, shown, window)
+    """The use of the machines in a row after this window."""
+    ranks = FakeRanks(window=9)
+    ranks.latest = window
+    fit = Fit(a_run(world_size=processes), ranks=ranks)
+    for _ in range(2):
+        fit.step(other=1)
+    return {name: value for name, value in fit.engine.row(2).items() if "job" in name}
 
 
 def test_a_row_has_the_figures_of_the_last_window_and_no_foreign_names():
-    figures = row(a_window(job={"job_cpu_cores": 3.0, "job_foreign": 1.0}))
-    assert {name: value for name, value in figures.items() if "job" in name} == {"job_cpu_cores": 3.0}
-    assert "job_cpu_cores" not in row(a_window(job={"job_cpu_cores": 3.0}), processes=1)
-    assert "job_cpu_cores" not in row(None)
+    assert row(a_window(job={"job_cpu_cores": 3.0, "job_foreign": 1.0})) == {"perf/job_cpu_cores": 3.0}
+    assert row(a_window(job={"job_cpu_cores": 3.0}), processes=1) == row(None) == {}
