@@ -1,6 +1,5 @@
 """Small journals, as fits leave them."""
 
-import os
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -149,8 +148,7 @@ def write(folder, *journals):
 
 def descriptors(path):
     """The file descriptors of this process that are open on a path."""
-    links = {link: os.path.realpath(link) for link in Path("/dev/fd").iterdir()}
-    return [int(link.name) for link, target in links.items() if target == str(path.resolve())]
+    return [int(link.name) for link in Path("/dev/fd").iterdir() if link.exists() and link.samefile(path)]
 
 
 class Outline(HTMLParser):
