@@ -53,6 +53,14 @@ def test_no_time_is_lost_or_counted_twice(events):
     spans = [span.seconds for span in fit.of(Span)]
     assert sum(step["step_time"] for step in steps) + sum(spans) == fit.now - 1000.0
     assert min(spans, default=0) >= 0
+    for step in steps:
+        stages = [step.get(f"{stage}_time", 0) for stage in (*STAGES, "gc")]
+        assert min(stages) >= 0
+        assert sum(stages) == step["step_time"]
+    inside = [gc.seconds for gc in fit.of(Gc) if gc.stage in STAGES]
+    assert len(fit.of(Gc)) == sum(event[0] == "pause" for event in events)
+    assert {gc.stage for gc in fit.of(Gc)} <= {*STAGES, "aside", "elsewhere"}
+    assert sum(inside) == sum(step["gc_time"] for step in steps)
 
 
 @given(st.lists(EVENTS, max_size=60))
@@ -61,23 +69,6 @@ def test_early_writing_changes_no_step_and_no_other_record(events):
     assert [*map(without_unknown, early.steps())] == [*map(without_unknown, plain.steps())]
     others = [[record for record in fit.records if not isinstance(record, Steps)] for fit in (early, plain)]
     assert others[0] == others[1]
-
-
-@given(st.lists(EVENTS, max_size=60))
-def test_stages_are_never_negative_and_sum_to_their_step(events):
-    for step in played(events).steps():
-        stages = [step.get(f"{stage}_time", 0) for stage in (*STAGES, "gc")]
-        assert min(stages) >= 0
-        assert sum(stages) == step["step_time"]
-
-
-@given(st.lists(EVENTS, max_size=60))
-def test_every_collection_is_in_a_stage_aside_or_elsewhere(events):
-    fit = played(events)
-    inside = [gc.seconds for gc in fit.of(Gc) if gc.stage in STAGES]
-    assert len(fit.of(Gc)) == sum(event[0] == "pause" for event in events)
-    assert {gc.stage for gc in fit.of(Gc)} <= {*STAGES, "aside", "elsewhere"}
-    assert sum(inside) == sum(step["gc_time"] for step in fit.steps())
 
 
 @given(st.lists(EVENTS, max_size=60), SECONDS, SECONDS)
