@@ -1,13 +1,15 @@
 """Stand-ins for the clock, for an accelerator and for a fit, driven by hand, and findings of a verdict."""
 
+import math
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from types import MappingProxyType
 
 from perf_callbacks.kernel.batches.reader import Batch
 from perf_callbacks.kernel.engine.engine import Engine
 from perf_callbacks.kernel.engine.marks import Pause
+from perf_callbacks.kernel.engine.observer import Observers
 from perf_callbacks.kernel.engine.stages import Stage
 from perf_callbacks.kernel.process.event_timeline import EventTimeline
 from perf_callbacks.kernel.records.fit_records import Finding, Run, Steps
@@ -27,13 +29,11 @@ class FakeClock:
 
 
 class FakeStream:
-    """An accelerator's stream: work is queued at once and done later, by `run`."""
+    """An accelerator's stream: work is queued at once and done later, by `run`, or by a clock if an event is asked."""
 
-    def __init__(self) -> None:
-        self.now = 0.0
+    def __init__(self, clock: Callable[[], float] | None = None) -> None:
+        self.clock, self.now, self.waited, self.capturing = clock, 0.0, 0, False
         self._queue: deque = deque()
-        self.waited = 0
-        self.capturing = False
 
     def work(self, seconds: float) -> None:
         self._queue.append(seconds)
@@ -44,18 +44,19 @@ class FakeStream:
     def enqueue(self, event: "FakeEvent") -> None:
         self._queue.append((event, event.recorded))
 
-    def run(self, late: Mapping[int, float] = MappingProxyType({})) -> None:
+    def run(self, late: Mapping[int, float] = MappingProxyType({}), until: float = math.inf) -> None:
         """Do everything that was queued. `late`: seconds by which some events of these differ, by their number."""
         number = 0
         while self._queue:
-            item = self._queue.popleft()
+            item = self._queue[0]
             if isinstance(item, float | int):
+                if self.now + item > until:
+                    return
                 self.now += item
-                continue
-            event, recorded = item
-            if event.recorded == recorded:  # else it was recorded again since, and only that counts
-                event.at = self.now + late.get(number, 0.0)
-            number += 1
+            elif item[0].recorded == item[1]:  # else it was recorded again since, and only that counts
+                item[0].at = self.now + late.get(number, 0.0)
+            number += isinstance(item, tuple)
+            self._queue.popleft()
 
 
 class FakeEvent:
@@ -74,11 +75,13 @@ class FakeEvent:
 
     def query(self) -> bool:
         assert not self._stream.capturing, "an event is asked for in a capture"
+        if self._stream.clock is not None:
+            self._stream.run(until=self._stream.clock())
         return self.at is not None
 
     def synchronize(self) -> None:
         self._stream.waited += 1
-        raise AssertionError("nobody waits for an event")
+        raise AssertionError("an event is waited for")
 
     def elapsed_time(self, end_event: "FakeEvent") -> float:
         if self.at is None or end_event.at is None:
@@ -175,6 +178,32 @@ class DeviceFit(Fit):
         super().spend(stage, 0.0625)
         self.stream.work(seconds)
 
+
+class FakeRanks:
+    """The other ranks of a fit, from which a test lets it hear."""
+
+    def __init__(self, window=None, *, signals=False):
+        self.window, self.signals, self.latest = window, signals, None
+        self.offered, self.finished = [], []
+
+    def offer(self, part):
+        self.offered.append(part)
+
+    def take(self):
+        finished, self.finished = self.finished, []
+        return finished
+
+
+def observed_by(*some):
+    """The observers of a fit."""
+    observers = Observers()
+    for observer in some:
+        observers.add(observer)
+    return observers
+
+
+STEP = {"data": 0.25, "forward": 0.5, "backward": 1.0, "optimizer": 0.125, "other": 0.125}
+"""Seconds of the stages of a step of two seconds."""
 
 LOADER = Finding(
     cause="data",

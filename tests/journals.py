@@ -1,6 +1,7 @@
 """Small journals, as fits leave them."""
 
 from html.parser import HTMLParser
+from pathlib import Path
 
 from fakes import a_run
 from summaries import a_summary_of
@@ -119,12 +120,7 @@ def a_fit(rank=0, *, summary=True, **run):
     slow = 12 if rank == 1 else None
     records = [
         a_run(rank=rank, **run),
-        Checklist(
-            item="gc",
-            status="applied",
-            before="automatic",
-            after="every 100 steps",
-        ),
+        Checklist(item="gc", status="applied", before="automatic", after="every 100 steps"),
         COUNT,
         steps(1, 10, excluded=("first", "counted", *[None] * 8)),
         Gc(step=4, stage="other", generation=2, start=0.9, seconds=0.125, collected=7, automatic=True),
@@ -148,6 +144,11 @@ def write(folder, *journals):
     for rank, journal in enumerate(journals):
         (directory / f"rank{rank}.jsonl").write_text("".join(encode(entry) + "\n" for entry in journal))
     return folder
+
+
+def descriptors(path):
+    """The file descriptors of this process that are open on a path."""
+    return [int(link.name) for link in Path("/dev/fd").iterdir() if link.exists() and link.samefile(path)]
 
 
 class Outline(HTMLParser):

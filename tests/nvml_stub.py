@@ -23,10 +23,7 @@ def directory():
     found = tempfile.mkdtemp(prefix="perf_callbacks-nvml-")
     atexit.register(shutil.rmtree, found, ignore_errors=True)
     source = str(Path(__file__).with_name("nvml_stub.c"))
-    subprocess.run(
-        [compiler, "-Wall", "-Werror", "-shared", "-fPIC", "-o", f"{found}/{LIBRARY}", source],
-        check=True,
-    )
+    subprocess.run([compiler, "-Wall", "-Werror", "-shared", "-fPIC", "-o", f"{found}/{LIBRARY}", source], check=True)
     return found
 
 

@@ -28,10 +28,10 @@ NAME = "sim"
 
 PLACE = f"{NAME}:0"
 
-EVENTS = ("timed", "none", "raising", "failing", "hanging", "nan", "infinite", "negative", "unordered")
+EVENTS = ("timed", "none", "raising", "failing", "hanging", "nan", "unordered")
 """Kinds of events. "none": the device's module has no `Event`. "raising": elapsed times raise. "failing": after 100
-records, queries raise. "hanging": events never complete. "nan", "infinite", "negative": values of all elapsed times.
-"unordered": every third event reads 1 ms less, as if it were on another stream."""
+records, queries raise. "hanging": events never complete. "nan": all elapsed times. "unordered": every third event
+reads 1 ms less, as if it were on another stream."""
 
 MEMORY = ("none", "plain", "nested", "raising")
 """Statistics of the allocator: none, by `memory_stats`, by `memory_stats_as_nested_dict` too, or functions that
@@ -50,19 +50,15 @@ class Stream:
         threading.Thread(target=self._run, name="simulated stream", daemon=True).start()
 
     def put(self, work: Callable[[], object]) -> None:
-        """Queue work."""
         self._work.put(work)
 
     def busy(self, milliseconds: float) -> None:
-        """Queue work of this length."""
         self.put(lambda: self._pass(milliseconds))
 
     def now(self) -> float:
-        """Return the time at which the thread is in its work."""
         return self._done_ms if self._clock == "virtual" else time.perf_counter() * 1000
 
     def wait(self) -> None:
-        """Wait until all work so far is done."""
         done = threading.Event()
         self.put(done.set)
         done.wait()
@@ -83,9 +79,7 @@ class Event:
     records = 0
 
     def __init__(self, *_: Any, enable_timing: bool = False, **__: Any) -> None:
-        self._timing, self._at = enable_timing, None
-        self._number = 0
-        self._late = False
+        self._timing, self._at, self._number, self._late = enable_timing, None, 0, False
 
     def record(self, stream: Stream | None = None) -> None:
         """Queue the event. A capture of a graph does not survive this."""
@@ -102,24 +96,21 @@ class Event:
             self._at = DEVICE.stream.now()
 
     def query(self) -> bool:
-        """Return True if the stream has come to the event."""
         DEVICE.asked_in_capture("query")
         if self.kind == "failing" and Event.records > 100:
             raise RuntimeError("the simulated device is lost")
         return self._at is not None
 
     def synchronize(self) -> None:
-        """Refuse: the callback never waits for an event."""
-        raise AssertionError("an event was waited for")
+        raise AssertionError("an event was waited for")  # the callback never waits for an event
 
     def elapsed_time(self, end_event: "Event") -> float:
-        """Return the milliseconds until another event."""
         if self.kind == "raising" or self._at is None or end_event._at is None or not self._timing:
             raise RuntimeError("elapsed_time is not supported by these events")
         between = end_event._at - self._at
         if self.kind == "unordered":
             return between - end_event._late + self._late
-        return {"nan": float("nan"), "infinite": float("inf"), "negative": -1.0}.get(self.kind, between)
+        return float("nan") if self.kind == "nan" else between
 
 
 class Tensor(torch.Tensor):
@@ -129,7 +120,6 @@ class Tensor(torch.Tensor):
 
     @staticmethod
     def __new__(cls, host: torch.Tensor, *, requires_grad: bool = False) -> "Tensor":  # noqa: PYI034 no subclass
-        """Wrap a tensor of the CPU."""
         made = torch.Tensor._make_wrapper_subclass(
             cls, host.size(), strides=host.stride(), storage_offset=host.storage_offset(), dtype=host.dtype,
             device=PLACE, requires_grad=requires_grad,
@@ -137,9 +127,6 @@ class Tensor(torch.Tensor):
         made.host = host
         DEVICE.hold(made, host.untyped_storage())
         return made
-
-    def __init__(self, *_: Any, **__: Any) -> None:
-        """Leave the fields as `__new__` made them."""
 
     @classmethod
     def __torch_dispatch__(cls, function: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -158,10 +145,6 @@ class Tensor(torch.Tensor):
         if kwargs.get("out") is not None:
             return kwargs["out"]
         return tree_map(_on_device, result) if stays else result
-
-    def __repr__(self, **_: Any) -> str:
-        """Return the values of the CPU's tensor."""
-        return f"Tensor({self.host}, device={PLACE!r})"
 
 
 def _host(value: Any) -> Any:
@@ -184,11 +167,9 @@ class SimulatedDevice:
         self._held: dict[int, int] = {}
 
     def busy(self, milliseconds: float) -> None:
-        """Queue work of this length on the device."""
         self.stream.busy(milliseconds)
 
     def synchronize(self, *_: Any) -> None:
-        """Wait for all work that is queued."""
         self.asked_in_capture("synchronize")
         self.stream.wait()
 

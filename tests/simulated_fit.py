@@ -20,7 +20,7 @@ from perf_callbacks.kernel.records.fit_records import Run, Summary
 
 FORWARD_MS, BACKWARD_MS, OPTIMIZER_MS = 4, 8, 2
 STEPS, WIDTH = int(os.environ.get("STEPS", "30")), 4
-WAITS = os.environ.get("WAITS") == "1"
+WAITS, CAPTURED = os.environ.get("WAITS") == "1", int(os.environ.get("CAPTURE", "-1"))
 
 
 class _Backward(torch.autograd.Function):
@@ -49,11 +49,14 @@ class Model(nn.Module):
 
 
 class Optimizer(torch.optim.SGD):
-    """An optimizer that lets the device work."""
+    """An optimizer that lets the device work, and waits for it if the fit is to do so."""
 
     def step(self, closure=None):
         simulated_device.DEVICE.busy(OPTIMIZER_MS)
-        return super().step(closure)
+        loss = super().step(closure)
+        if WAITS:
+            simulated_device.DEVICE.synchronize()
+        return loss
 
 
 class Rows(Dataset):
@@ -66,47 +69,35 @@ class Rows(Dataset):
         return {"rows": torch.ones(WIDTH), "labels": torch.zeros(1)}
 
 
-def step_ended():
-    """Wait for the device, if the fit is to do so."""
-    if WAITS:
-        torch.get_device_module(simulated_device.NAME).synchronize()
-
-
 def loop(config):
-    """Train in a plain loop."""
+    """Train in a plain loop, of which one batch may be in a captured graph."""
     from perf_callbacks.loop import measure
 
     model = Model().to(simulated_device.PLACE)
     optimizer, loader = Optimizer(model.parameters(), lr=0.1), DataLoader(Rows(), batch_size=4)
-    capture = os.environ.get("CAPTURE")
     with measure(model=model, optimizer=optimizer, loader=loader, config=config) as perf:
         for number, batch in enumerate(perf.loader):
-            if capture and number == int(capture):
+            if number == CAPTURED:
                 with simulated_device.DEVICE.capture():
-                    one_step(model, optimizer, torch.ones(4, WIDTH))
-            one_step(model, optimizer, batch["rows"])
+                    train_batch(model, optimizer, torch.ones(4, WIDTH))
+            train_batch(model, optimizer, batch["rows"])
         simulated_device.DEVICE.synchronize()
         perf.row()
 
 
-def one_step(model, optimizer, rows):
+def train_batch(model, optimizer, rows):
     """Train a plain loop's step."""
     model(rows.to(simulated_device.PLACE))["loss"].backward()
     optimizer.step()
     optimizer.zero_grad()
-    step_ended()
 
 
 def transformers(config):
     """Train with the Trainer of Hugging Face."""
     os.environ["ACCELERATE_TORCH_DEVICE"] = simulated_device.PLACE
-    from transformers import Trainer, TrainerCallback, TrainingArguments
+    from transformers import Trainer, TrainingArguments
 
     from perf_callbacks.transformers import PerfCallback
-
-    class Waiting(TrainerCallback):
-        def on_step_end(self, *_, **__):
-            step_ended()
 
     arguments = TrainingArguments(
         output_dir=config.output_dir, per_device_train_batch_size=4, max_steps=STEPS, save_strategy="no",
@@ -115,11 +106,10 @@ def transformers(config):
     model = Model()
     optimizer = Optimizer(model.to(simulated_device.PLACE).parameters(), lr=0.1)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda _: 1.0)
-    callbacks = [PerfCallback(config), Waiting()]
-    trainer = Trainer(
-        model=model, args=arguments, train_dataset=Rows(), callbacks=callbacks, optimizers=(optimizer, schedule)
-    )
-    trainer.train()
+    Trainer(
+        model=model, args=arguments, train_dataset=Rows(), callbacks=[PerfCallback(config)],
+        optimizers=(optimizer, schedule),
+    ).train()  # fmt: skip
 
 
 def accelerate(config):
@@ -138,17 +128,20 @@ def accelerate(config):
         accelerator.backward(model(**batch)["loss"])
         optimizer.step()
         optimizer.zero_grad()
-        step_ended()
     accelerator.end_training()
 
 
 def lightning(config):
     """Train with Lightning, which needs an accelerator class for each kind of device."""
     from lightning.pytorch import LightningModule, Trainer
-    from lightning.pytorch.callbacks import Callback
+    from lightning.pytorch.accelerators import CPUAccelerator
     from lightning.pytorch.strategies import SingleDeviceStrategy
 
     from perf_callbacks.lightning import PerfCallback
+
+    class Accelerator(CPUAccelerator):
+        def setup_device(self, device):
+            pass
 
     class Module(LightningModule):
         def __init__(self):
@@ -161,53 +154,12 @@ def lightning(config):
         def configure_optimizers(self):
             return Optimizer(self.model.parameters(), lr=0.1)
 
-    class Waiting(Callback):
-        def on_train_batch_end(self, *_):
-            step_ended()
-
-    place = torch.device(simulated_device.PLACE)
     trainer = Trainer(
-        default_root_dir=config.output_dir, strategy=SingleDeviceStrategy(place, _lightning_accelerator()),
-        max_steps=STEPS, max_epochs=-1, logger=False, enable_progress_bar=False, enable_model_summary=False,
-        enable_checkpointing=False, callbacks=[PerfCallback(config), Waiting()],
+        default_root_dir=config.output_dir, max_steps=STEPS, max_epochs=-1, logger=False, enable_progress_bar=False,
+        strategy=SingleDeviceStrategy(torch.device(simulated_device.PLACE), Accelerator()),
+        enable_model_summary=False, enable_checkpointing=False, callbacks=[PerfCallback(config)],
     )  # fmt: skip
     trainer.fit(Module(), DataLoader(Rows(), batch_size=4))
-
-
-def _lightning_accelerator():
-    from lightning.pytorch.accelerators import Accelerator
-
-    class Simulated(Accelerator):
-        def setup_device(self, device):
-            pass
-
-        def teardown(self):
-            pass
-
-        def get_device_stats(self, _device):
-            return {}
-
-        @staticmethod
-        def parse_devices(devices):
-            return devices
-
-        @staticmethod
-        def get_parallel_devices(_devices):
-            return [torch.device(simulated_device.PLACE)]
-
-        @staticmethod
-        def auto_device_count():
-            return 1
-
-        @staticmethod
-        def is_available():
-            return True
-
-        @staticmethod
-        def name():
-            return simulated_device.NAME
-
-    return Simulated()
 
 
 def main(integration, directory):

@@ -90,30 +90,13 @@ TOPOLOGIES = (
         nodes={0: "0-71", 1: "72-143", **dict.fromkeys((2, 10, 18, 26), "")},
         gpus=(0, 0, 1, 1),
     ),
+    Topology(name="GH200", source="xpu-perf#129", nodes={0: "0-71", **dict.fromkeys(range(1, 9), "")}, gpus=(0,)),
     Topology(
-        name="GH200",
-        source="xpu-perf#129",
-        nodes={0: "0-71", **dict.fromkeys(range(1, 9), "")},
-        gpus=(0,),
+        name="desktop, crossed nodes", source="club-3090#46", nodes={0: "0-7,16-23", 1: "8-15,24-31"}, gpus=(1, 0)
     ),
+    Topology(name="VM, node -1", source="made up", nodes={0: "0-15", 1: "16-31"}, gpus=(-1, -1)),
     Topology(
-        name="desktop, crossed nodes",
-        source="club-3090#46",
-        nodes={0: "0-7,16-23", 1: "8-15,24-31"},
-        gpus=(1, 0),
-    ),
-    Topology(
-        name="VM, node -1",
-        source="made up",
-        nodes={0: "0-15", 1: "16-31"},
-        gpus=(-1, -1),
-    ),
-    Topology(
-        name="cpuset of 8 of 96",
-        source="made up",
-        nodes={0: "0-23,48-71", 1: "24-47,72-95"},
-        gpus=(0, 1),
-        mask="20-27",
+        name="cpuset of 8 of 96", source="made up", nodes={0: "0-23,48-71", 1: "24-47,72-95"}, gpus=(0, 1), mask="20-27"
     ),
     Topology(
         name="MIG, 2 GPUs of 3 and 2",
@@ -122,12 +105,7 @@ TOPOLOGIES = (
         gpus=(0, 1),
         instances={0: 3, 1: 2},
     ),
-    Topology(
-        name="GPU on a node without CPUs",
-        source="made up",
-        nodes={0: "0-7", 1: "8-15", 2: ""},
-        gpus=(2,),
-    ),
+    Topology(name="GPU on a node without CPUs", source="made up", nodes={0: "0-7", 1: "8-15", 2: ""}, gpus=(2,)),
 )
 
 BY_NAME = {topology.name: topology for topology in TOPOLOGIES}

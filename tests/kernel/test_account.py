@@ -1,11 +1,9 @@
 """The account of a fit's wall time: what goes where."""
 
-from fakes import Fit
-
-STEP = {"data": 0.25, "forward": 0.5, "backward": 1.0, "optimizer": 0.125, "other": 0.125}
+from fakes import STEP, Fit
 
 
-def test_each_second_goes_to_one_part():
+def test_each_second_goes_to_a_single_part():
     fit = Fit()
     fit.now += 3
     fit.engine.account.started(fit.now)
@@ -30,7 +28,7 @@ def test_each_second_goes_to_one_part():
     }
 
 
-def test_all_time_of_counted_steps_is_counting_if_no_other_is_known():
+def test_counted_steps_alone_are_all_counting():
     fit = Fit()
     fit.step(**STEP)
     fit.engine.exclude("counted")
@@ -39,15 +37,18 @@ def test_all_time_of_counted_steps_is_counting_if_no_other_is_known():
     assert (parts["flop_counting"], parts["steps"]) == (2.0, 0.0)
 
 
+def above_zero(parts):
+    return {name: seconds for name, seconds in parts.items() if seconds}
+
+
 def test_a_fit_without_a_step_is_startup_and_other():
     fit = Fit()
     fit.now += 1
     fit.engine.account.started(fit.now)
-    parts = fit.engine.stop(fit.now + 2).wall_seconds
-    assert {name: seconds for name, seconds in parts.items() if seconds} == {"startup": 1.0, "other": 2.0}
+    assert above_zero(fit.engine.stop(fit.now + 2).wall_seconds) == {"startup": 1.0, "other": 2.0}
 
 
-def test_nobody_knows_the_wall_time_without_the_time():
+def test_an_engine_that_is_not_told_the_time_has_no_account():
     assert Fit().engine.summary().wall_seconds == {}
 
 
@@ -57,12 +58,8 @@ def test_the_trainer_may_begin_before_the_callback_measures():
     fit.now += 1
     fit.engine.account.started(fit.now)
     fit.step(**STEP)
-    parts = fit.engine.stop(fit.now + 0.5).wall_seconds
-    assert {name: seconds for name, seconds in parts.items() if seconds} == {
-        "startup": 5.0,
-        "first_step": 2.0,
-        "other": 0.5,
-    }
+    parts = above_zero(fit.engine.stop(fit.now + 0.5).wall_seconds)
+    assert parts == {"startup": 5.0, "first_step": 2.0, "other": 0.5}
 
 
 def test_checkpoints_of_the_same_moment_count_once():

@@ -54,12 +54,9 @@ def test_json_is_read_too():
     assert settings.origins["gc"] == "perf.json, line 3"
 
 
-@pytest.mark.parametrize("text", ["", "# nothing\n", "---\n", "{}"])
-def test_an_empty_file_sets_nothing(text):
-    assert in_force(text) == config_file.in_force(None, {})
-
-
-def test_a_variable_that_names_no_file_sets_nothing():
+def test_an_empty_file_or_an_empty_variable_sets_nothing():
+    for text in ("", "# nothing\n", "---\n", "{}"):
+        assert in_force(text) == config_file.in_force(None, {})
     assert config_file.in_force(None, {"PERF_CALLBACKS_CONFIG": ""}) == config_file.in_force(None, {})
 
 
@@ -75,15 +72,10 @@ REFUSED = {
         "window: " + 5000 * "1",
         f"perf.yaml, line 1: window: got '{199 * '1'}…, wanted a whole number from 1 on.",
     ),
-    "an item of the checklist that is none": (
-        "skip: gcc",
-        "perf.yaml, line 1: skip: got 'gcc', wanted checklist items separated by commas: gc, loaders, affinity.",
-    ),
     "a control character in a value": (
         'gc: "\\e[2J"',
         "perf.yaml, line 1: gc: got '\\x1b[2J', wanted one of sync, freeze, observe, off.",
     ),
-    "wrong choice": ("gc: now", "perf.yaml, line 1: gc: got 'now', wanted one of sync, freeze, observe, off."),
     "a list": ("gc: off\nskip: [gc]\n", "perf.yaml, line 2: got a sequence, wanted a single value."),
     "a mapping": ("gc:\n  interval: 5\n", "perf.yaml, line 1: got a mapping, wanted a single value."),
     "a list at the top": (
@@ -103,21 +95,14 @@ REFUSED = {
         "output_dir: !!python/object/apply:os.mkdir [boom]\n",
         "perf.yaml, line 1: the tag tag:yaml.org,2002:python/object/apply:os.mkdir is not allowed.",
     ),
-    "python/name": (
-        "output_dir: !!python/name:os.mkdir ''\n",
-        "perf.yaml, line 1: the tag tag:yaml.org,2002:python/name:os.mkdir is not allowed.",
-    ),
-    "a tag of its own": ("gc: !now sync", "perf.yaml, line 1: the tag !now is not allowed."),
     "an anchor bomb": (BOMB, "perf.yaml, line 1: got a sequence, wanted a single value."),
-    "a snake": ("a: &a [*a]\n", "perf.yaml, line 1: got a sequence, wanted a single value."),
     "too deep": ("a: " + "[" * 1000 + "]" * 1000, "perf.yaml is nested too deeply."),
     "too large": ("# " + "x" * 100_000, "perf.yaml is larger than 100,000 bytes."),
 }
 
 
-@pytest.mark.parametrize("case", REFUSED)
-def test_a_file_that_makes_no_sense_is_refused_in_one_sentence(case, here, capsys, monkeypatch):
-    text, sentence = REFUSED[case]
+@each_row(("text", "sentence"), [pytest.param(*row, id=name) for name, row in REFUSED.items()])
+def test_a_file_that_makes_no_sense_is_refused_in_a_sentence(text, sentence, here, capsys, monkeypatch):
     with pytest.raises(ConfigError) as error:
         in_force(text)
     assert str(error.value).removeprefix("PERF_CALLBACKS_CONFIG: ") == sentence
@@ -127,13 +112,14 @@ def test_a_file_that_makes_no_sense_is_refused_in_one_sentence(case, here, capsy
     assert [*here.iterdir()] == [here / "perf.yaml"], "nothing was run"
 
 
-def test_a_file_that_is_missing_is_named_with_the_directory(here):
-    with pytest.raises(ConfigError) as error:
-        config_file.in_force(None, {"PERF_CALLBACKS_CONFIG": "perf.yaml"})
-    assert str(error.value) == f"PERF_CALLBACKS_CONFIG: perf.yaml: there is no such file in {here}."
-    with pytest.raises(ConfigError) as error:
-        config_file.in_force(None, {"PERF_CALLBACKS_CONFIG": f"{here}/perf.yaml"})
-    assert str(error.value) == f"PERF_CALLBACKS_CONFIG: {here}/perf.yaml: there is no such file."
+def test_a_file_that_is_missing_is_named_with_its_directory(here):
+    for name, shown in (
+        ("perf.yaml", f"perf.yaml: there is no such file in {here}"),
+        (f"{here}/perf.yaml", f"{here}/perf.yaml: there is no such file"),
+    ):
+        with pytest.raises(ConfigError) as error:
+            config_file.in_force(None, {"PERF_CALLBACKS_CONFIG": name})
+        assert str(error.value) == f"PERF_CALLBACKS_CONFIG: {shown}."
 
 
 def test_a_run_goes_by_the_file_and_its_journal_says_so(monkeypatch, capsys):
@@ -151,15 +137,15 @@ def test_a_run_goes_by_the_file_and_its_journal_says_so(monkeypatch, capsys):
     assert run.from_env == ("gc",)
     places = {"window": "perf.yaml, line 1", "output_dir": "perf.yaml, line 2", "flops": "perf.yaml, line 4"}
     assert run.from_file == places
-    said = tiny.unwrapped(capsys.readouterr().out)
-    assert "set by environment: gc, set by perf.yaml: window, output_dir, flops, journal" in said
+    card = tiny.unwrapped(capsys.readouterr().out)
+    assert "set by environment: gc, set by perf.yaml: window, output_dir, flops, journal" in card
 
 
-@pytest.mark.parametrize("name", [".", "pipe"])
-def test_what_is_no_file_is_not_opened(name):
+def test_a_directory_or_a_pipe_is_not_opened():
     os.mkfifo("pipe")
-    with pytest.raises(ConfigError, match="is not a file"):
-        config_file.in_force(None, {"PERF_CALLBACKS_CONFIG": name})
+    for name in (".", "pipe"):
+        with pytest.raises(ConfigError, match="is not a file"):
+            config_file.in_force(None, {"PERF_CALLBACKS_CONFIG": name})
 
 
 def test_bytes_that_are_no_text_are_refused(here):

@@ -1,6 +1,8 @@
 """What the classes of devices know, with fakes of torch's modules for CUDA, ROCm and other accelerators."""
 
+import math
 import sys
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -20,7 +22,7 @@ class Streams:
 
     def __init__(self, current=0):
         self.current = current
-        self.streams = [FakeStream(), FakeStream()]
+        self.streams = [FakeStream(lambda: math.inf), FakeStream(lambda: math.inf)]
         self.asked_for_stream = 0
 
     def current_device(self):
@@ -46,19 +48,15 @@ class Recorded(FakeEvent):
         self._stream = stream or self._module.streams[self._module.current]
         super().record()
 
-    def query(self):
-        self._stream.run()
-        return super().query()
-
 
 @pytest.fixture
 def streams(monkeypatch):
-    found = Streams()
-    monkeypatch.setattr(Device, "module", found)
-    return found
+    module = Streams()
+    monkeypatch.setattr(Device, "module", module)
+    return module
 
 
-def one_step(timeline, stream):
+def a_step(timeline, stream):
     """The seconds of a step with 4 s of forward and 8 s of backward on a stream."""
     timeline.mark(Stage.FORWARD)
     stream.work(4.0)
@@ -69,25 +67,26 @@ def one_step(timeline, stream):
     return step
 
 
-@pytest.mark.parametrize("index", [0, 1])
+@pytest.mark.parametrize("index", [None, 0, 1])
 def test_events_are_on_the_device_of_the_fit_whichever_is_current(streams, index):
+    streams.current = 1  # at the start, which counts for a place without a number
     timeline = Cuda(torch.device("cuda", index)).timing().timeline
     for streams.current in (0, 1):
-        step = one_step(timeline, streams.streams[index])
+        step = a_step(timeline, streams.streams[1 if index is None else index])
         assert (step[Stage.FORWARD], step[Stage.BACKWARD]) == (4.0, 8.0)
 
 
-def test_the_stream_is_looked_up_once_per_step_unless_another_device_is_current(streams):
+def test_the_stream_is_looked_up_once_in_a_step(streams):
     timeline = Cuda(torch.device("cuda:0")).timing().timeline
-    one_step(timeline, streams.streams[0])
+    a_step(timeline, streams.streams[0])
     before = streams.asked_for_stream
-    one_step(timeline, streams.streams[0])
+    a_step(timeline, streams.streams[0])
     assert streams.asked_for_stream == before + 1
 
 
-def test_a_wait_on_another_stream_than_the_training_stays_in_its_stage(streams):
+def test_a_wait_on_another_stream_stays_in_its_stage(streams):
     timeline = Cuda(torch.device("cuda:0")).timing().timeline
-    main, gathering = streams.streams[0], FakeStream()
+    main, gathering = streams.streams[0], FakeStream(lambda: math.inf)
     timeline.mark(Stage.FORWARD)
     main.work(1.0)
     streams.streams[0] = gathering  # as FSDP gathers parameters, ahead of the computation
@@ -105,7 +104,7 @@ def test_a_wait_on_another_stream_than_the_training_stays_in_its_stage(streams):
 
 
 @pytest.mark.parametrize("current_stream", [None, lambda: 1 / 0, lambda place: object()])
-def test_streams_that_cannot_be_compared_are_taken_for_one(streams, monkeypatch, current_stream):
+def test_incomparable_streams_are_taken_for_the_same(streams, monkeypatch, current_stream):
     monkeypatch.setattr(streams, "current_stream", current_stream)
     timeline = Cuda(torch.device("cuda:0")).timing().timeline
     for mark in (Stage.FORWARD, WAIT, BACK, END):
@@ -113,13 +112,6 @@ def test_streams_that_cannot_be_compared_are_taken_for_one(streams, monkeypatch,
         streams.streams[0].work(1.0)
     (step,) = timeline.ready()
     assert (step[Stage.FORWARD], step[Stage.COMMUNICATION]) == (2.0, 1.0)
-
-
-def test_a_place_without_a_number_is_the_device_that_is_current_at_the_start(streams):
-    streams.current = 1
-    timeline = Cuda(torch.device("cuda")).timing().timeline
-    streams.current = 0
-    assert one_step(timeline, streams.streams[1])[Stage.FORWARD] == 4.0
 
 
 def test_a_capture_at_the_start_is_left_alone(streams):
@@ -139,7 +131,7 @@ def test_a_gpu_that_is_busy_at_the_start_is_timed(streams, monkeypatch, kind, ti
     now = iter(range(1000))
     monkeypatch.setattr(event_timeline, "monotonic", lambda: float(next(now)))
     monkeypatch.setattr(event_timeline, "sleep", lambda _: None)
-    monkeypatch.setattr(Recorded, "query", FakeEvent.query)  # ranks wait for rank 0, whose host reads the weights
+    streams.streams[0].clock = None  # ranks wait for rank 0, whose host reads the weights
     timing = device.device_at(torch.device(kind, 0)).timing()
     assert (timing.timeline is not None) == timed
     assert (timing.unstaged is None) == timed
@@ -160,41 +152,27 @@ def test_a_device_without_usable_events_has_no_stages_and_a_reason(monkeypatch, 
 
 
 def test_a_question_that_fails_at_the_start_is_a_reason_too(streams):
-    def fail():
-        raise RuntimeError("no driver")
-
-    streams.is_current_stream_capturing = fail
-    assert Cuda(torch.device("cuda:0")).timing() == Timing(unstaged="cuda can't be timed: RuntimeError: no driver")
+    streams.is_current_stream_capturing = lambda: 1 / 0
+    why = "cuda can't be timed: ZeroDivisionError: division by zero"
+    assert Cuda(torch.device("cuda:0")).timing() == Timing(unstaged=why)
 
 
 @pytest.mark.usefixtures("streams")
-@pytest.mark.parametrize(
-    ("kind", "why"),
-    [
+def test_a_kind_that_events_must_not_time_is_not_tried(monkeypatch):
+    for kind, why in (
         (Mps, "reading an event of mps waits for the device"),
         (Xla, "xla only records operations, and computes them later"),
         (Hpu, "hpu may only record operations, and compute them later, unless PT_HPU_LAZY_MODE=0"),
-    ],
-)
-def test_a_kind_that_events_must_not_time_is_not_tried(kind, why):
-    found = kind(torch.device(kind.__name__.lower()))
-    assert found.timing() == Timing(unstaged=why)
-
-
-@pytest.mark.usefixtures("streams")
-def test_gaudi_is_timed_without_its_lazy_mode(monkeypatch):
+    ):
+        assert kind(torch.device(kind.__name__.lower())).timing() == Timing(unstaged=why)
     monkeypatch.setenv("PT_HPU_LAZY_MODE", "0")
     assert Hpu(torch.device("hpu:0")).timing().timeline is not None
 
 
-def test_the_cpu_is_timed_by_the_clock_of_the_host():
-    cpu = device.device_at(torch.device("cpu"))
-    assert (cpu.name, cpu.timing(), cpu.allocator(), cpu.features()) == ("cpu", Timing(), None, Features())
-
-
 def test_a_kind_without_a_class_is_any_accelerator():
-    found = device.device_at(torch.device("meta"))
-    assert (type(found), found.name, found.pinned_copies) == (Device, "meta", None)
+    cpu, meta = [device.device_at(torch.device(kind)) for kind in ("cpu", "meta")]
+    assert (cpu.name, cpu.timing(), cpu.allocator(), cpu.features()) == ("cpu", Timing(), None, Features())
+    assert (type(meta), meta.name, meta.pinned_copies) == (Device, "meta", None)
 
 
 @pytest.fixture
@@ -211,7 +189,7 @@ def gpu(monkeypatch):
     return make
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("capability", "half", "tensor_cores", "tf32"),
     [
         ((6, 0), None, False, False),  # P100
@@ -223,14 +201,14 @@ def gpu(monkeypatch):
     ],
 )
 def test_nvidia_gpus_are_known_by_their_capability(gpu, capability, half, tensor_cores, tf32):
-    found = gpu(capability)
-    assert type(found) is Cuda
-    assert found.features() == Features(
+    nvidia = gpu(capability)
+    assert type(nvidia) is Cuda
+    assert nvidia.features() == Features(
         half=half, tensor_cores=tensor_cores, tf32=tf32, multiprocessors=108, uuid="a-uuid"
     )
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("name", "half", "tf32"),
     [
         ("gfx906:sramecc+:xnack-", None, False),  # MI50
@@ -242,31 +220,30 @@ def test_nvidia_gpus_are_known_by_their_capability(gpu, capability, half, tensor
     ],
 )
 def test_amd_gpus_are_known_by_their_architecture(gpu, name, half, tf32):
-    found = gpu((9, 4), hip="6.4", gcnArchName=name)
-    assert type(found) is Rocm
-    assert found.features() == Features(half=half, tf32=tf32, multiprocessors=108, architecture=name.partition(":")[0])
+    amd = gpu((9, 4), hip="6.4", gcnArchName=name)
+    assert type(amd) is Rocm
+    assert amd.features() == Features(half=half, tf32=tf32, multiprocessors=108, architecture=name.partition(":")[0])
 
 
-@pytest.mark.parametrize("capability", [(7, 5), (8, 0)])
-def test_tf32_needs_a_device_that_has_it(gpu, capability):
-    found, matmul = gpu(capability), torch.backends.cuda.matmul
-    before = matmul.allow_tf32
-    try:
-        for matmul.allow_tf32 in (True, False):
-            assert found.multiplies_in_tf32() == (matmul.allow_tf32 and capability == (8, 0))
-    finally:
-        matmul.allow_tf32 = before
+@pytest.fixture
+def matmul():
+    """The settings of products on CUDA and ROCm."""
+    before = torch.backends.cuda.matmul.allow_tf32
+    yield torch.backends.cuda.matmul
+    torch.backends.cuda.matmul.allow_tf32 = before
 
 
-@pytest.mark.parametrize("allowed", [True, False])
-def test_an_amd_gpu_uses_tf32_only_if_its_library_may(gpu, monkeypatch, allowed):
-    matmul, before = torch.backends.cuda.matmul, torch.backends.cuda.matmul.allow_tf32
-    try:
-        matmul.allow_tf32 = True
-        monkeypatch.setattr(torch._C, "_get_cublas_allow_tf32", lambda: allowed)  # reads HIPBLASLT_ALLOW_TF32
+def test_tf32_needs_a_permission_and_a_device_that_has_it(gpu, matmul):
+    for matmul.allow_tf32 in (True, False):
+        allowed = [gpu(capability).multiplies_in_tf32() for capability in ((7, 5), (8, 0))]
+        assert allowed == [False, matmul.allow_tf32]
+
+
+def test_an_amd_gpu_uses_tf32_only_if_its_library_may(gpu, matmul, monkeypatch):
+    matmul.allow_tf32 = True
+    for allowed in (True, False):
+        monkeypatch.setattr(torch._C, "_get_cublas_allow_tf32", lambda allowed=allowed: allowed)  # reads a variable
         assert gpu((9, 4), hip="6.4", gcnArchName="gfx942").multiplies_in_tf32() == allowed
-    finally:
-        matmul.allow_tf32 = before
 
 
 def test_an_intel_gpu_is_known_by_its_matrix_engines(monkeypatch):
@@ -281,9 +258,9 @@ def test_an_intel_gpu_is_known_by_its_matrix_engines(monkeypatch):
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the test needs CUDA that refuses to start, and here CUDA starts")
 def test_facts_of_a_gpu_that_does_not_start_are_unknown():
-    found = Cuda(torch.device("cuda:0"))
-    assert (found.features(), found.name, found.allocator(), found.captures) == (Features(), "cuda", None, False)
-    assert found.timing().unstaged is not None
+    gpu = Cuda(torch.device("cuda:0"))
+    assert (gpu.features(), gpu.name, gpu.allocator(), gpu.captures) == (Features(), "cuda", None, False)
+    assert gpu.timing().unstaged is not None
 
 
 @pytest.mark.parametrize(
@@ -296,43 +273,33 @@ def test_facts_of_a_gpu_that_does_not_start_are_unknown():
         (Device, None, None, None),
     ],
 )
-def test_words_of_a_vendor(kind, blocking, uncached, expandable, monkeypatch):
-    found = kind(torch.device("cuda:0"))
-    for variable in filter(None, (blocking, uncached, expandable)):
-        monkeypatch.delenv(variable, raising=False)
+def test_variables_of_a_vendor(kind, blocking, uncached, expandable, monkeypatch):
+    place = kind(torch.device("cuda:0"))
     setting = None if expandable is None else f"{expandable}=expandable_segments:True"
-    assert (found.blocking, found.uncached, found.expandable) == (None, None, setting)
-    for variable in filter(None, (blocking, uncached)):
-        monkeypatch.setenv(variable, "1")
-    if expandable is not None:
+    for name in filter(None, (uncached, expandable)):
+        monkeypatch.delenv(name, raising=False)
+    for value, shown in (("0", None), ("1", blocking)) if blocking else ():
+        monkeypatch.setenv(blocking, value)
+        assert place.blocking == shown
+    assert (place.blocking, place.uncached, place.expandable) == (blocking, None, setting)
+    if uncached:
+        monkeypatch.setenv(uncached, "1")
+    if expandable:
         monkeypatch.setenv(expandable, "max_split_size_mb:64,expandable_segments:True")
-    assert (found.blocking, found.uncached, found.expandable) == (blocking, uncached, None)
+    assert (place.uncached, place.expandable) == (uncached, None)
 
 
-def test_a_variable_that_is_0_makes_nobody_wait(monkeypatch):
-    monkeypatch.setenv("CUDA_LAUNCH_BLOCKING", "0")
-    assert Cuda(torch.device("cuda:0")).blocking is None
-
-
-FLAT = {
-    "allocated_bytes.all.current": 1,
-    "allocated_bytes.all.peak": 3,
-    "reserved_bytes.all.current": 4,
-    "reserved_bytes.all.peak": 5,
-    "num_alloc_retries": 2,
-}
-NESTED = {
-    "allocated_bytes": {"all": {"current": 1, "peak": 3}},
-    "reserved_bytes": {"all": {"current": 4, "peak": 5}},
-    "num_alloc_retries": 2,
-}
+SIZES = {"allocated_bytes": {"current": 1, "peak": 3}, "reserved_bytes": {"current": 4, "peak": 5}}
+NESTED = {name: {"all": sizes} for name, sizes in SIZES.items()} | {"num_alloc_retries": 2}
+FLAT = {f"{name}.all.{time}": size for name, sizes in SIZES.items() for time, size in sizes.items()}
+FLAT["num_alloc_retries"] = 2
 
 
 def broken(_):
     raise RuntimeError("CUDAPluggableAllocator does not yet support getDeviceStats")
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("module", "expected"),
     [
         ({"memory_stats": lambda _: FLAT}, Allocator(3, 4, 2, 1)),
@@ -349,18 +316,16 @@ def test_statistics_of_an_allocator_are_read_or_unknown(monkeypatch, module, exp
     assert Cuda(torch.device("cuda:0")).allocator() == expected
 
 
-@pytest.mark.parametrize(
-    ("capturing", "manager", "captures"), [(True, None, True), (False, object(), True), (False, None, False)]
-)
-def test_graphs_that_are_captured_are_seen(monkeypatch, capturing, manager, captures):
-    trees = SimpleNamespace(
-        get_manager=lambda index, *, create_if_none_exists: (index, create_if_none_exists) and manager
-    )
-    monkeypatch.setitem(sys.modules, "torch._inductor.cudagraph_trees", trees)
-    module = SimpleNamespace(is_current_stream_capturing=lambda: capturing, current_device=lambda: 0)
-    monkeypatch.setattr(Device, "module", module)
-    assert Cuda(torch.device("cuda")).captures is captures
-    assert not Cpu(torch.device("cpu")).captures
+def test_graphs_that_are_captured_are_seen(monkeypatch):
+    for capturing, manager, captures in ((True, None, True), (False, object(), True), (False, None, False)):
+        trees = SimpleNamespace(get_manager=lambda _index, *, create_if_none_exists, manager=manager: manager)
+        monkeypatch.setitem(sys.modules, "torch._inductor.cudagraph_trees", trees)
+        module = SimpleNamespace(
+            is_current_stream_capturing=lambda capturing=capturing: capturing, current_device=lambda: 0
+        )
+        monkeypatch.setattr(Device, "module", module)
+        assert Cuda(torch.device("cuda")).captures is captures
+        assert not Cpu(torch.device("cpu")).captures
 
 
 def a_model(*places):
@@ -383,25 +348,25 @@ def a_model(*places):
         ("cpu:0", ["cpu"], 1, ["cpu:0"]),
     ],
 )
-def test_the_devices_of_a_model_are_those_of_its_parameters(place, parameters, number, expected):
-    found = device.of_model(a_model(*parameters), torch.device(place), number)
-    assert [str(one.place) for one in found] == expected
+def test_devices_of_a_model_are_the_devices_of_its_parameters(place, parameters, number, expected):
+    devices = device.of_model(a_model(*parameters), torch.device(place), number)
+    assert [str(part.place) for part in devices] == expected
 
 
 def test_allocators_of_several_devices_are_summed_up():
-    one, two = [
-        SimpleNamespace(allocator=lambda of=of: of) for of in (Allocator(1, 2, 3, 4), Allocator(10, 20, 30, 40))
+    first, second, unknown = [
+        SimpleNamespace(allocator=lambda of=of: of) for of in (Allocator(1, 2, 3, 4), Allocator(10, 20, 30, 40), None)
     ]
-    assert device.allocators([one, two]) == Allocator(11, 22, 33, 44)
-    assert device.allocators([one, SimpleNamespace(allocator=lambda: None)]) is None
+    assert device.allocators([first, second]) == Allocator(11, 22, 33, 44)
+    assert device.allocators([first, unknown]) is None
 
 
-@pytest.mark.parametrize("started", [True, False])
-def test_only_a_device_in_use_is_waited_for(monkeypatch, started):
-    waited = []
-    module = SimpleNamespace(is_initialized=lambda: started, synchronize=lambda: waited.append(1))
-    monkeypatch.setattr(Device, "module", module)
+def test_only_a_device_in_use_is_waited_for(monkeypatch):
     monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
     monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: torch.device("cuda"))
-    device.synchronize()
-    assert bool(waited) == started
+    for started in (True, False):
+        waits = []
+        module = SimpleNamespace(is_initialized=lambda started=started: started, synchronize=partial(waits.append, 1))
+        monkeypatch.setattr(Device, "module", module)
+        device.synchronize()
+        assert bool(waits) == started

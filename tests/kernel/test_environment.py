@@ -43,18 +43,15 @@ V1 = {
         (V2 | {"sys/fs/cgroup/memory.current": "2500000\n"}, 0),
     ],
 )
-def test_memory_is_what_the_machine_and_the_control_group_leave(tmp_path, files, available):
+def test_memory_is_the_rest_that_machine_and_control_group_leave(tmp_path, files, available):
     assert environment.read(root=lay(tmp_path, files)).memory_available == available
 
 
 def test_the_interpreter_is_as_it_says_itself():
-    found = environment.read(device=Xpu(torch.device("xpu")))
-    assert (found.gc_enabled, found.gc_thresholds) == (
-        gc.isenabled(),
-        gc.get_threshold(),
-    )
-    assert (found.accelerator, found.pinned_copies) == ("xpu", True)
-    assert 1 <= found.cpus <= os.cpu_count()
+    facts = environment.read(device=Xpu(torch.device("xpu")))
+    assert (facts.gc_enabled, facts.gc_thresholds) == (gc.isenabled(), gc.get_threshold())
+    assert (facts.accelerator, facts.pinned_copies) == ("xpu", True)
+    assert 1 <= facts.cpus <= os.cpu_count()
 
 
 @pytest.mark.parametrize(
@@ -78,12 +75,12 @@ def test_cpus_are_the_part_of_a_process_among_all_of_the_job(tmp_path, monkeypat
         files[f"proc/{os.getppid()}/status"] = f"Name:\tpython\nCpus_allowed_list:\t0-{parent - 1}\n"
     monkeypatch.setattr(processes, "cpu_mask", lambda: frozenset(range(mask)))
     monkeypatch.setenv("LOCAL_WORLD_SIZE", ranks)
-    found = environment.read(root=lay(tmp_path, files))
-    assert (found.cpus, found.processes_on_cpus) == (cpus, sharing)
+    facts = environment.read(root=lay(tmp_path, files))
+    assert (facts.cpus, facts.processes_on_cpus) == (cpus, sharing)
 
 
 @pytest.mark.parametrize(("threshold", "generational"), [((700, 10, 10), True), ((2000, 10, 0), False)])
-def test_an_incremental_collector_is_told_by_what_it_answers(monkeypatch, threshold, generational):
+def test_the_thresholds_tell_an_incremental_collector(monkeypatch, threshold, generational):
     put(monkeypatch, FakeGc(threshold=threshold))
     assert environment.read().gc_generational is generational
 
@@ -93,13 +90,13 @@ def test_a_free_threaded_interpreter_has_no_young_collections(monkeypatch):
     assert not environment.generational()
 
 
-def test_what_a_fit_turned_off_and_froze_is_not_how_it_was_found(monkeypatch):
+def test_the_environment_is_as_before_a_fit_held_the_collector(monkeypatch):
     fake = put(monkeypatch, FakeGc())
     lease = Lease(fake.owner)
     assert lease.turn_off()
     lease.freeze()
-    found = environment.read(count_frozen=True)
-    assert (found.gc_enabled, found.gc_frozen, found.gc_thresholds) == (True, 0, (700, 10, 10))
+    facts = environment.read(count_frozen=True)
+    assert (facts.gc_enabled, facts.gc_frozen, facts.gc_thresholds) == (True, 0, (700, 10, 10))
     assert environment.read().gc_frozen is None
     assert not fake.automatic
     lease.let_go()

@@ -1,13 +1,17 @@
-"""Steps and stages on a stream's own clock. Milliseconds in quarters, so that every sum is exact."""
+"""Steps and stages on a stream's own clock: exact, or without a time, but never with a wrong one."""
+
+import logging
+import math
 
 import pytest
-from fakes import STAGES, DeviceFit, FakeStream, times
+from fakes import STAGES, DeviceFit, FakeClock, FakeStream, times
+from rows import each_row
 
 from perf_callbacks.kernel.engine.marks import BACK, BEGIN, END, WAIT
 from perf_callbacks.kernel.engine.stages import Stage
 from perf_callbacks.kernel.engine.tape import Tape
 from perf_callbacks.kernel.process import event_timeline
-from perf_callbacks.kernel.process.event_timeline import EventTimeline
+from perf_callbacks.kernel.process.event_timeline import CAPTURED, LOST, EventTimeline, why_unusable
 from perf_callbacks.kernel.records.fit_records import Gc
 
 
@@ -16,20 +20,15 @@ def fit():
     return DeviceFit()
 
 
-def test_steps_and_stages_are_time_on_the_stream(fit):
-    for _ in range(3):
-        fit.feed(4, 32)
-        fit.step(**STAGES)
-    fit.stream.run()
-    assert [times(step) for step in fit.steps()] == [STAGES | {"step": 2.0}] * 3
-    row = fit.engine.row(3)
-    assert (row["perf/step_time"], row["perf/backward_time"], row["perf/samples_per_second"]) == (2.0, 1.0, 2.0)
+def a_timeline():
+    stream = FakeStream()
+    return EventTimeline(stream.event), stream
 
 
 def test_steps_are_handed_out_once_the_stream_has_done_them(fit):
     fit.step(**STAGES)
     assert not fit.engine.step_reader.collect()
-    assert fit.steps() == []
+    assert (fit.steps(), fit.engine.row(1)) == ([], {})
     fit.stream.run()
     fit.step(**STAGES)  # is not done yet
     assert not fit.engine.step_reader.collect()
@@ -37,45 +36,11 @@ def test_steps_are_handed_out_once_the_stream_has_done_them(fit):
     fit.stream.run()
     assert fit.engine.step_reader.collect()
     assert [step["step"] for step in fit.steps()] == [1, 2]
-
-
-def test_rows_wait_for_nobody(fit):
-    for _ in range(2):
-        fit.step(**STAGES)
-    assert fit.engine.row(2) == {}
-    fit.stream.run()
     assert fit.engine.row(2)["perf/step_time"] == 2.0
     assert fit.stream.waited == 0
 
 
-def test_micro_batches_add_up(fit):
-    fit.step(other=1)
-    for _ in range(3):
-        for stage, seconds in STAGES.items():
-            fit.spend(stage, seconds)
-    fit.end_step()
-    fit.stream.run()
-    assert times(fit.steps()[1]) == {stage: 3 * seconds for stage, seconds in STAGES.items()} | {"step": 6.0}
-
-
-@pytest.mark.parametrize(("follows", "owner"), [("optimizer", "optimizer"), ("forward", "other")])
-def test_what_follows_a_backward_is_decided_by_what_comes_next(fit, follows, owner):
-    fit.step(backward=1, undecided=0.5, **{follows: 0.0})
-    fit.stream.run()
-    assert times(fit.steps()[0]) == {"backward": 1, owner: 0.5, "step": 1.5}
-
-
-def test_a_span_is_part_of_no_step(fit):
-    fit.spend("forward", 1)
-    fit.engine.begin_span("evaluation", fit.now)
-    fit.spend("forward", 8)
-    fit.engine.end_span(fit.now)
-    fit.step(backward=1)
-    fit.stream.run()
-    assert times(fit.steps()[0]) == {"forward": 1, "backward": 1, "step": 2}
-
-
-def test_a_collection_is_told_and_is_no_stage(fit):
+def test_a_collection_is_recorded_and_is_no_stage(fit):
     fit.step(other=1)
     fit.pause(0.5)
     fit.step(**STAGES)
@@ -95,7 +60,7 @@ def test_events_are_used_again(fit):
     assert len(fit.steps()) == 1000
 
 
-def test_a_step_that_finds_no_event_is_lost_and_no_other():
+def test_a_step_without_a_free_event_alone_is_lost():
     fit = DeviceFit(capacity=16)
     micro_batches = {1: 1, 2: 1, 3: 9, 4: 1, 5: 1}
     for count in micro_batches.values():
@@ -114,22 +79,7 @@ def test_a_step_that_finds_no_event_is_lost_and_no_other():
     assert (summary.samples, summary.included_samples) == (20, 12)
 
 
-def test_a_stream_that_falls_far_behind_loses_steps_until_it_catches_up():
-    fit = DeviceFit(capacity=20)
-    for _ in range(20):
-        fit.step(**STAGES)
-    fit.stream.run()
-    for _ in range(3):
-        fit.step(**STAGES)
-        fit.stream.run()
-    steps = fit.steps()
-    assert [step["step"] for step in steps] == list(range(1, 24))
-    assert {step["step_time"] for step in steps if step["excluded"] != "lost"} == {2.0}
-    assert [step["excluded"] for step in steps[:3] + steps[-1:]] == ["first", None, None, None]
-    assert fit.made <= 20
-
-
-def test_what_follows_a_lost_step_is_in_the_stage_that_was_turned_to():
+def test_time_after_a_lost_step_is_in_the_stage_of_then():
     fit = DeviceFit(capacity=4)
     for stage, seconds in STAGES.items():
         fit.spend(stage, seconds)
@@ -141,40 +91,15 @@ def test_what_follows_a_lost_step_is_in_the_stage_that_was_turned_to():
     assert (lost["excluded"], times(step)) == ("lost", {"other": 1.0, "step": 1.0})
 
 
-def test_a_step_whose_begin_found_no_event_is_lost_too():
-    fit = DeviceFit(capacity=2)
-    fit.stream.work(1.0)
-    fit.end_step()
-    fit.end_step()  # its end is the begin of the next one
-    for _ in range(2):
-        fit.stream.run()
-        fit.engine.step_reader.collect()
-        fit.stream.work(1.0)
-        fit.end_step()
-    fit.stream.run()
-    assert [(step["excluded"], step["step_time"]) for step in fit.steps()] == [
-        ("first", 1.0),
-        ("lost", None),
-        ("lost", None),
-        (None, 1.0),
-    ]
-
-
-def test_what_the_stream_still_owes_at_the_end_is_lost(fit):
+def test_steps_on_the_stream_at_the_end_are_lost_for_good(fit):
     fit.step(**STAGES)
     fit.stream.run()
     fit.step(**STAGES)
     summary = fit.engine.stop(fit.now)
     assert (summary.steps, summary.lost_steps) == (2, 1)
     assert [step["excluded"] for step in fit.steps()] == ["first", "lost"]
-
-
-def test_what_the_stream_does_after_the_end_changes_nothing(fit):
-    for _ in range(3):
-        fit.step(**STAGES)
-    summary = fit.engine.stop(fit.now)
     fit.stream.run()
-    assert fit.engine.summary().lost_steps == summary.lost_steps == 3
+    assert fit.engine.summary().lost_steps == 1
 
 
 def test_an_interrupt_while_marks_are_read_costs_no_later_step(fit, monkeypatch):
@@ -196,43 +121,45 @@ def test_an_interrupt_while_marks_are_read_costs_no_later_step(fit, monkeypatch)
     assert (summary.lost_steps, summary.included_steps, summary.step_time) == (0, 3, 2.0)
 
 
-def test_an_event_on_another_stream_loses_its_step(fit):
-    other = FakeStream()
+class Mixed(DeviceFit):
+    """A fit of which one event, the third that is used, is on a stream of its own."""
+
+    def event(self):
+        self.made += 1
+        return (FakeStream() if self.made == 62 else self.stream).event()
+
+
+def test_an_event_on_another_stream_loses_its_step():
+    fit = Mixed()
     fit.step(other=1)
-    fit.stream, main = other, fit.stream
-    fit.engine._device._free.append(other.event())
-    fit.spend("forward", 1)
-    fit.stream = main
-    fit.step(backward=1)
+    fit.step(forward=1, backward=1)
     fit.step(**STAGES)
-    main.run()
+    fit.stream.run()
     assert [step["excluded"] for step in fit.steps()] == ["first", "lost", None]
 
 
 def test_the_timeline_names_stages_by_their_place():
-    stream = FakeStream()
-    timeline = EventTimeline(stream.event)
+    timeline, stream = a_timeline()
     for stage in Stage:
         timeline.mark(stage)
         stream.work(1.0)
     timeline.mark(END)
     stream.run()
-    assert timeline.ready() == [(1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 2.0)]  # what was undecided became other
+    assert timeline.ready() == [(1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 2.0)]  # the undecided second became other
 
 
 def test_marking_a_stage_again_takes_no_event():
     stream = FakeStream()
-    timeline = EventTimeline(stream.event)
+    timeline = EventTimeline(stream.event, capacity=2)
     for _ in range(1000):
         timeline.mark(Stage.FORWARD)
         stream.work(0.25)
     timeline.mark(END)
     stream.run()
     assert timeline.ready() == [(0, 250, 0, 0, 0, 0, 0)]
-    assert len(timeline._free) == 63  # the one that begins the next step is out
 
 
-def test_the_longest_step_is_as_the_stream_saw_it_and_not_an_early_one(fit):
+def test_the_longest_step_is_on_the_stream_and_not_the_first(fit):
     for seconds, reason in ((9.0, "first"), (0.5, None), (2.0, None), (1.0, None)):
         if reason:
             fit.engine.exclude(reason)
@@ -257,7 +184,7 @@ def test_a_wait_for_other_ranks_is_a_stage_on_the_device_too():
     assert (backward, optimizer, communication, other) == (5.0, 1.0, 3.0, 1.0)
 
 
-def test_so_many_waits_do_not_lose_a_step(monkeypatch):
+def test_many_waits_do_not_lose_a_step(monkeypatch):
     monkeypatch.setattr(event_timeline, "MOST_WAITS", 3)
     timeline, stream = a_timeline()
     for _ in range(2):
@@ -275,6 +202,134 @@ def test_so_many_waits_do_not_lose_a_step(monkeypatch):
     assert [(step[Stage.COMMUNICATION], step[Stage.OTHER], step[Stage.FORWARD]) for step in steps] == [(3, 5, 0.5)] * 2
 
 
-def a_timeline():
-    stream = FakeStream()
-    return EventTimeline(stream.event), stream
+def captured(fit, **stages):
+    """A step within the capture of a graph."""
+    fit.stream.capturing = True
+    fit.step(**stages)
+    fit.stream.capturing = False
+
+
+def test_a_capture_survives_and_its_steps_have_no_time(fit):
+    fit.step(**STAGES)
+    fit.step(**STAGES)
+    fit.stream.run()
+    captured(fit, **STAGES)  # the fake fails if an event is recorded, or asked for, in a capture
+    for _ in range(3):
+        fit.step(**STAGES)
+        fit.stream.run()
+    fit.spend("data", 0.25)
+    fit.stream.capturing = True  # within a step
+    fit.spend("forward", 0.5)
+    assert fit.engine.row(7)["perf/step_time"] == 2.0
+    fit.stream.capturing = False
+    for stages in ({"optimizer": 0.25}, STAGES):
+        fit.step(**stages)
+        fit.stream.run()
+    steps = fit.steps()
+    assert [step["excluded"] for step in steps] == ["first", None, CAPTURED, CAPTURED, None, None, CAPTURED, None]
+    assert [step["step_time"] for step in steps if step["excluded"] != CAPTURED] == [2.0] * 5
+    assert {step["step_time"] for step in steps if step["excluded"] == CAPTURED} == {None}
+
+
+def test_points_of_two_streams_out_of_order_change_no_step(fit):
+    fit.step(other=1)
+    fit.stream.run()
+    fit.step(**STAGES)
+    fit.stream.run(late={2: -0.75})  # the event that begins the backward reads 0.75 s too early
+    fit.step(**STAGES)
+    fit.stream.run()
+    steps = [times(step) for step in fit.steps()]
+    assert [step["step"] for step in steps] == [1.0, 2.0, 2.0]
+    assert all(seconds >= 0 for step in steps for seconds in step.values())
+    assert sum(steps[1].values()) == 2 * steps[1]["step"]
+
+
+@pytest.mark.parametrize("milliseconds", [math.nan, math.inf, -1.0, 0.0])
+def test_impossible_times_are_no_times(fit, milliseconds, monkeypatch, caplog):
+    fit.step(**STAGES)
+    fit.stream.run()
+    monkeypatch.setattr("fakes.FakeEvent.elapsed_time", lambda *_: milliseconds)
+    with caplog.at_level(logging.WARNING, logger="perf_callbacks"):
+        for _ in range(event_timeline.SAID_AFTER + 20):
+            fit.step(**STAGES)
+            fit.stream.run()
+    steps = fit.steps()
+    assert {step["excluded"] for step in steps[1:]} == {LOST}
+    assert {step["step_time"] for step in steps[1:]} == {None}
+    assert caplog.messages == ["perf_callbacks: the device has given no times for 100 steps in a row."]
+
+
+@pytest.mark.parametrize("call", ["record", "query", "elapsed_time"])
+def test_a_device_that_fails_ends_no_training(fit, call, monkeypatch, caplog):
+    def fail(*_):
+        raise RuntimeError("device-side assert")
+
+    fit.step(**STAGES)
+    fit.step(**STAGES)
+    fit.stream.run()
+    fit.step(**STAGES)
+    monkeypatch.setattr(f"fakes.FakeEvent.{call}", fail)
+    with caplog.at_level(logging.WARNING, logger="perf_callbacks"):
+        for _ in range(5):
+            fit.stream.run()
+            fit.step(**STAGES)
+    fit.stream.run()
+    assert [step["excluded"] for step in fit.steps()] == ["first", None] + [LOST] * 6
+    summary = fit.engine.stop(fit.now)
+    assert (summary.steps, summary.included_steps, summary.lost_steps) == (8, 1, 6)
+    warning = ["perf_callbacks: the device gives no more times, so steps get lost: RuntimeError: device-side assert."]
+    assert caplog.messages == ([] if call == "elapsed_time" else warning)
+
+
+def test_events_that_never_complete_take_bounded_memory(monkeypatch):
+    monkeypatch.setattr(event_timeline, "MOST_BEHIND", 16)
+    fit = DeviceFit(capacity=64)
+    for _ in range(500):
+        fit.step(**STAGES)
+    assert len(fit.engine.step_reader.passed) <= 16
+    assert fit.made <= 64
+    assert {step["excluded"] for step in fit.steps()} == {"lost"}
+    for _ in range(20):  # the device goes on after all
+        fit.stream.run()
+        fit.step(**STAGES)
+    fit.stream.run()
+    assert [step["step_time"] for step in fit.steps()][-5:] == [2.0] * 5
+
+
+class Tried:
+    """An event whose answers are given."""
+
+    def __init__(self, *, done=True, between=0.01):
+        self.done, self.between = done, between
+
+    def record(self):
+        if isinstance(self.done, Exception):
+            raise self.done
+
+    def query(self):
+        return self.done
+
+    def elapsed_time(self, _):
+        if isinstance(self.between, Exception):
+            raise self.between
+        return self.between
+
+
+@each_row(
+    ("event", "why"),
+    [
+        ({}, None),
+        ({"between": 0.0}, None),
+        ({"between": math.nan}, "two of its events in a row were nan ms apart"),
+        ({"between": math.inf}, "two of its events in a row were inf ms apart"),
+        ({"between": -1.0}, "two of its events in a row were -1.0 ms apart"),
+        ({"between": NotImplementedError("SYCL")}, "its events fail: NotImplementedError: SYCL"),
+        ({"done": RuntimeError("no")}, "its events fail: RuntimeError: no"),
+        ({"done": False}, "its events did not complete within 2 s"),
+    ],
+)
+def test_two_events_show_if_a_device_can_time_steps(event, why, monkeypatch):
+    clock = FakeClock()
+    monkeypatch.setattr(event_timeline, "monotonic", clock)
+    monkeypatch.setattr(event_timeline, "sleep", clock.sleep)
+    assert why_unusable(lambda: Tried(**event), Tried.record) == why

@@ -5,9 +5,9 @@ import dataclasses
 import os
 import sys
 
-import pynvml
 import pytest
 from nvml_stub import INSTANCE, load, uuid
+from rows import each_row
 
 from perf_callbacks.kernel.process.device_use import DeviceUse
 from perf_callbacks.kernel.process.nvml import Listed, Monitor, inventory
@@ -19,50 +19,41 @@ def stub(monkeypatch):
 
 
 def listed(*but, **known):
-    return tuple(
-        [Listed(pci=f"0000:{16 + one:02x}:00.0", uuid=uuid(one), **known) for one in range(8) if one not in but]
-    )
+    numbers = [number for number in range(8) if number not in but]
+    return tuple([Listed(pci=f"0000:{16 + number:02x}:00.0", uuid=uuid(number), **known) for number in numbers])
 
 
-def test_eight_gpus_are_listed(stub):
+def test_gpus_are_listed_as_whole_or_divided(stub):
     assert inventory().gpus == listed()
-    assert stub.started == 0
-
-
-def test_divided_gpus_are_listed_as_divided(stub):
     stub.has(mig=1)
     assert inventory().gpus == listed(divided=True)
-
-
-@pytest.mark.parametrize("errors", ["*:3=15", "handle:3=15", "pci:3=15"])
-def test_a_lost_gpu_leaves_the_others_listed(stub, errors):
-    stub.has(errors=errors)
-    found = inventory()
-    assert found.gpus == listed(3)
-    assert found.unanswered == ("GPU 3: NVMLError_GpuIsLost: GPU is lost",)
-    assert (found.missing, stub.started) == (None, 0)
-
-
-@pytest.mark.parametrize("errors", ["uuid:3=15", "uuid:3=999"])
-def test_a_gpu_without_a_uuid_keeps_its_pci_id(stub, errors):
-    stub.has(errors=errors)
-    gpus = inventory().gpus
-    assert [gpu.pci for gpu in gpus] == [gpu.pci for gpu in listed()]
-    assert [gpu.uuid for gpu in gpus if gpu.uuid is None] == [None]
-
-
-def test_a_gpu_that_does_not_know_mig_is_undivided(stub):
-    stub.has(mig=1, errors="mig:3=3")
+    stub.has(errors="mig:3=3")  # it doesn't know MIG
     assert [gpu.divided for gpu in inventory().gpus] == [place != 3 for place in range(8)]
-
-
-@pytest.mark.parametrize(("errors", "why"), [("init=9", "Driver Not Loaded"), ("count=999", "Unknown Error")])
-def test_a_driver_that_refuses_says_why(stub, errors, why):
-    stub.has(errors=errors)
-    found = inventory()
-    assert found.gpus == ()
-    assert why in found.missing
     assert stub.started == 0
+
+
+def test_a_gpu_without_a_uuid_keeps_its_pci_id(stub):
+    for errors in ("uuid:3=15", "uuid:3=999"):
+        stub.has(errors=errors)
+        gpus = inventory().gpus
+        assert [gpu.pci for gpu in gpus] == [gpu.pci for gpu in listed()]
+        assert [gpu.uuid for gpu in gpus if gpu.uuid is None] == [None]
+
+
+def test_a_lost_gpu_leaves_the_others_listed(stub):
+    for errors in ("*:3=15", "handle:3=15", "pci:3=15"):
+        stub.has(errors=errors)
+        machine = inventory()
+        assert machine.gpus == listed(3)
+        assert machine.unanswered == ("GPU 3: NVMLError_GpuIsLost: GPU is lost",)
+        assert (machine.missing, stub.started) == (None, 0)
+
+
+def test_a_driver_that_refuses_says_why(stub):
+    for errors, why in (("init=9", "Driver Not Loaded"), ("count=999", "Unknown Error")):
+        stub.has(errors=errors)
+        machine = inventory()
+        assert (machine.gpus, why in machine.missing, stub.started) == ((), True, 0)
 
 
 FULL = DeviceUse(
@@ -87,11 +78,11 @@ def without_energy(use):
 
 @pytest.fixture
 def monitor(stub):
-    found = Monitor(uuid(2))
-    yield found
-    found.close()
-    found.close()
-    assert found.read() == DeviceUse()
+    made = Monitor(uuid(2))
+    yield made
+    made.close()
+    made.close()
+    assert made.read() == DeviceUse()
     assert (stub.started, stub.samples) == (0, 0)
 
 
@@ -107,7 +98,7 @@ def test_reasons_have_names(monitor, stub):
     assert (monitor.read().throttled_by, monitor.read().sm_mhz) == (("power cap", "heat, by the hardware"), 1200)
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("function", "fields"),
     [
         ("utilization", {"utilization"}),
@@ -146,15 +137,6 @@ def test_a_gpu_that_is_lost_later_is_unknown_until_it_is_back(monitor, stub):
     assert monitor.read().tensor_activity == 0.625
 
 
-def test_a_gpu_that_is_found_is_not_looked_for_among_the_instances(stub, monkeypatch):
-    asked, inner = [], pynvml.nvmlDeviceGetHandleByUUID
-    monkeypatch.setattr(pynvml, "nvmlDeviceGetHandleByUUID", lambda name: asked.append(name) or inner(name))
-    monitor = Monitor(uuid(2))
-    assert asked == [f"GPU-{uuid(2)}"]
-    monitor.close()
-    assert stub.started == 0
-
-
 def test_an_instance_has_memory_and_processes_only(stub):
     stub.has(mig=1)
     monitor = Monitor(INSTANCE)
@@ -171,20 +153,18 @@ def test_memory_of_other_processes_is_not_counted_as_own(monitor, stub):
     assert (monitor.read().processes, monitor.read().own_bytes) == (0, None)
 
 
-@pytest.mark.parametrize("errors", ["init=9", "handle:2=15"])
-def test_a_gpu_that_does_not_answer_has_no_counters(stub, errors):
-    stub.has(errors=errors)
+def test_a_gpu_that_does_not_answer_has_no_counters(stub, monkeypatch):
+    for index, errors in ((2, "init=9"), (2, "handle:2=15"), (9, "")):  # NVML doesn't list the last
+        stub.has(errors=errors)
+        monitor = Monitor(uuid(index))
+        assert monitor.read() == DeviceUse()
+        monitor.close()
+        assert stub.started == 0
+    assert (Monitor(None).read(), stub.started) == (DeviceUse(), 0)
+    monkeypatch.setitem(sys.modules, "pynvml", None)
     monitor = Monitor(uuid(2))
     assert monitor.read() == DeviceUse()
     monitor.close()
-    assert stub.started == 0
-
-
-def test_a_gpu_that_nvml_does_not_list_has_no_counters(stub):
-    monitor = Monitor(uuid(9))
-    assert monitor.read() == DeviceUse()
-    monitor.close()
-    assert stub.started == 0
 
 
 def test_a_forked_child_leaves_nvml_alone(monitor, stub, monkeypatch):
@@ -193,15 +173,3 @@ def test_a_forked_child_leaves_nvml_alone(monitor, stub, monkeypatch):
         child.setattr(os, "getpid", lambda: -1)
         copy.copy(monitor).close()
         assert (stub.started, stub.samples) == (1, 1)
-
-
-def test_without_pynvml_nothing_is_known(monkeypatch):
-    monkeypatch.setitem(sys.modules, "pynvml", None)
-    monitor = Monitor(uuid(2))
-    assert monitor.read() == DeviceUse()
-    monitor.close()
-
-
-def test_without_a_gpu_nvml_is_not_started(stub):
-    assert Monitor(None).read() == DeviceUse()
-    assert stub.started == 0

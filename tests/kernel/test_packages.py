@@ -17,33 +17,29 @@ def test_loaded_packages_have_a_version_and_frameworks_come_first(monkeypatch):
     load(monkeypatch, "aardvark", __version__="1.0")
     load(monkeypatch, "aardvark.part", __version__="1.1")
     load(monkeypatch, "_private", __version__="1.0")
-    found = packages.loaded()
-    assert next(iter(found)) == "torch"
-    assert (found["torch"], found["aardvark"]) == ("2.99", "1.0")
-    assert not {"aardvark.part", "_private", "json", "sys"} & {*found}
-    assert found["pytest"]
+    versions = packages.loaded()
+    assert next(iter(versions)) == "torch"
+    assert (versions["torch"], versions["aardvark"]) == ("2.99", "1.0")
+    assert not {"aardvark.part", "_private", "json", "sys"} & {*versions}
+    assert versions["pytest"]
 
 
-def test_a_package_without_the_attribute_has_the_version_of_its_metadata(monkeypatch):
-    load(monkeypatch, "pluggy")
-    assert packages.loaded()["pluggy"][0].isdigit()
-
-
-def test_metadata_is_read_once_for_all_fits_of_a_process(monkeypatch):
+def test_a_version_in_metadata_is_read_once_in_a_process(monkeypatch):
     load(monkeypatch, "pluggy")
     first = packages.loaded()
+    assert first["pluggy"][0].isdigit()
     monkeypatch.setattr(packages.metadata, "version", None)
     assert packages.loaded() == first
 
 
-def test_what_has_no_version_is_left_out(monkeypatch):
-    load(monkeypatch, "nobody_knows_it")
+def test_a_module_without_a_version_is_left_out(monkeypatch):
+    load(monkeypatch, "made_up")
     load(monkeypatch, "torch", __version__=None)  # as a mock in somebody's tests
     monkeypatch.setitem(sys.modules, "hole", None)  # "this module can't be imported"
-    load(monkeypatch, "long_one", __version__="1" * 1000)
-    found = packages.loaded()
-    assert not {"nobody_knows_it", "hole"} & {*found}
-    assert len(found["long_one"]) == packages.LONGEST
+    load(monkeypatch, "long", __version__="1" * 1000)
+    versions = packages.loaded()
+    assert not {"made_up", "hole"} & {*versions}
+    assert len(versions["long"]) == packages.LONGEST
 
 
 def test_many_packages_are_not_all_listed(monkeypatch):

@@ -1,12 +1,10 @@
 """Totals to metrics."""
 
 import pytest
-from fakes import Fit, a_run
+from fakes import STEP, Fit, a_run
 from metric_keys import keys, needing
 
 from perf_callbacks.kernel.records.metric_table import CLOCK, DEVICES, GC, MASK
-
-STAGES = {"data": 0.25, "forward": 0.5, "backward": 1.0, "optimizer": 0.125, "other": 0.125}
 
 
 def row_of(*, steps=2, run=None, amounts=(4, 32, 24), gc_timed=True, **options):
@@ -14,11 +12,11 @@ def row_of(*, steps=2, run=None, amounts=(4, 32, 24), gc_timed=True, **options):
     fit.step(other=9)
     for _ in range(steps):
         fit.feed(*amounts)
-        fit.step(**STAGES)
+        fit.step(**STEP)
     return fit.engine.row(fit.number)
 
 
-TIMES = {f"perf/{stage}_time": seconds for stage, seconds in STAGES.items()} | {"perf/step_time": 2.0}
+TIMES = {f"perf/{stage}_time": seconds for stage, seconds in STEP.items()} | {"perf/step_time": 2.0}
 GARBAGE = {"perf/gc_time": 0.0, "perf/gc_pause": 0.0, "perf/gc_loss": 0.0}
 PER_DEVICE = {
     "perf/samples_per_second_per_device": 2.0,
@@ -34,25 +32,19 @@ def values(*met):
     return {key: value for key, value in VALUES.items() if key in keys(*met)}
 
 
-@pytest.mark.parametrize("steps", [1, 2, 70])
-def test_one_process_logs_everything(steps):
+@pytest.mark.parametrize("steps", [1, 70])
+def test_a_process_alone_logs_everything(steps):
     assert row_of(steps=steps) == values(CLOCK, GC, MASK)
-
-
-def test_no_step_no_row():
+    assert not needing(DEVICES) & row_of().keys()
     assert row_of(steps=0) == {}
 
 
-def test_of_several_processes_one_knows_only_its_own_rates():
+def test_each_of_several_processes_knows_only_its_own_rates():
     communication = {"perf/communication_time": 0.0}  # measured: no rank waited
     assert row_of(run=a_run(world_size=2)) == TIMES | GARBAGE | PER_DEVICE | communication
 
 
-def test_one_device_has_no_rate_twice():
-    assert not needing(DEVICES) & row_of().keys()
-
-
-def test_devices_of_one_process_share_its_rates():
+def test_devices_of_a_process_share_its_rates():
     halves = {key: value / 2 for key, value in PER_DEVICE.items()}
     assert row_of(devices=2) == values(CLOCK, GC, MASK, DEVICES) | halves
 
@@ -63,13 +55,9 @@ def test_collections_that_are_not_timed_are_left_out():
 
 @pytest.mark.parametrize(
     ("amounts", "unknown"),
-    [
-        ((4, 32, None), ()),
-        ((4, None, None), ["tokens"]),
-        ((None, None, None), ["tokens", "samples"]),
-    ],
+    [((4, 32, None), ()), ((4, None, None), ["tokens"]), ((None, None, None), ["tokens", "samples"])],
 )
-def test_what_is_unknown_is_left_out(amounts, unknown):
+def test_unknown_rates_are_left_out(amounts, unknown):
     rates = {f"perf/{name}_per_second" for name in unknown}
     assert row_of(amounts=amounts).keys() == values(CLOCK, GC).keys() - rates
 

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from fakes import FakeClock, FakeEvent, FakeStream
+from fakes import FakeClock, FakeStream
 
 from perf_callbacks import PerfConfig
 from perf_callbacks.kernel.engine import step_reader
@@ -15,42 +15,11 @@ from perf_callbacks.kernel.process.event_timeline import CAPTURED, EventTimeline
 from perf_callbacks.kernel.settings.resolution import resolve
 
 
-class Worker(FakeStream):
-    """A stream that works as time goes by on a clock."""
-
-    def __init__(self, clock):
-        super().__init__()
-        self.clock, self.now = clock, clock.now
-        self.hangs = False
-
-    def event(self):
-        return Point(self)
-
-    def go_on(self):
-        """Do the work that ends by now."""
-        while self._queue and not self.hangs:
-            item = self._queue[0]
-            if isinstance(item, float):
-                if self.now + item > self.clock.now:
-                    return
-                self.now += item
-            elif item[0].recorded == item[1]:
-                item[0].at = self.now
-            self._queue.popleft()
-
-
-class Point(FakeEvent):
-    """An event of a worker."""
-
-    def query(self):
-        self._stream.go_on()
-        return super().query()
-
-
 @pytest.fixture
 def worker(monkeypatch):
-    clock = FakeClock()
-    worker = Worker(clock)
+    """A stream that works as time goes by on a clock."""
+    clock = FakeClock(0.0)
+    worker = FakeStream(clock)
     timeline = EventTimeline(worker.event, capturing=lambda: worker.capturing)
     monkeypatch.setattr(device.Cpu, "timing", lambda _: Timing(timeline))
     monkeypatch.setattr(step_reader, "sleep", lambda _: clock.sleep(0.125))
@@ -73,42 +42,39 @@ def train(recorder, worker, steps, seconds):
         recorder.end_step(number)
 
 
-def test_the_last_steps_are_waited_for(recorder, worker):
+@pytest.mark.parametrize("whole", [True, False])
+def test_the_last_steps_are_waited_for(recorder, worker, whole):
     train(recorder, worker, 6, 0.8)
+    if whole:
+        assert recorder.whole(6)["perf/run/step_time"] == pytest.approx(0.8)
     recorder.close()
     summary = recorder.summary
     assert (summary.steps, summary.lost_steps, summary.included_steps) == (6, 0, 5)
     assert summary.step_time == pytest.approx(0.8)
 
 
-def test_the_row_of_the_whole_fit_waits_too(recorder, worker):
-    train(recorder, worker, 6, 0.8)
-    assert recorder.whole(6)["perf/run/step_time"] == pytest.approx(0.8)
-
-
-@pytest.mark.parametrize(("seconds", "longest"), [(0.01, 1.0), (0.5, 20 * 0.5)])
-def test_a_device_that_hangs_is_waited_for_20_steps_or_a_second(recorder, worker, seconds, longest):
+def hang(recorder, worker, seconds):
+    """Three steps of this length, and a fourth in which the device hangs."""
     train(recorder, worker, 3, seconds)
     worker.clock.sleep(3 * seconds)
     recorder.row(3)
-    worker.hangs = True
+    worker.clock = None  # it hangs
     recorder.enter(Stage.FORWARD)
     recorder.end_step(4)
-    began = worker.clock.now
-    recorder.close()
-    assert longest < worker.clock.now - began <= longest + 0.25
+
+
+@pytest.mark.parametrize(
+    ("seconds", "longest", "failure"),
+    [(0.01, 1.0, None), (0.5, 20 * 0.5, None), (0.5, 1.0, "KeyboardInterrupt")],
+    ids=["a second", "20 steps", "a second after a failure"],
+)
+def test_a_device_that_hangs_is_waited_for_20_steps_or_a_second(recorder, worker, seconds, longest, failure):
+    clock = worker.clock
+    hang(recorder, worker, seconds)
+    began = clock.now
+    recorder.close(failure)
+    assert longest < clock.now - began <= longest + 0.25
     assert (recorder.summary.steps, recorder.summary.lost_steps) == (4, 1)
-
-
-def test_after_a_failure_a_second_is_enough(recorder, worker):
-    train(recorder, worker, 3, 0.5)
-    worker.clock.sleep(1.5)
-    recorder.row(3)
-    worker.hangs = True
-    recorder.end_step(4)
-    began = worker.clock.now
-    recorder.close("KeyboardInterrupt")
-    assert 1.0 < worker.clock.now - began <= 1.25
 
 
 def test_a_fit_that_ends_in_a_capture_asks_and_waits_for_nothing(recorder, worker):

@@ -1,4 +1,4 @@
-"""What two ranks that share their samples, or do not, make of what they did: from the place of a door to its rows."""
+"""Two ranks that share their samples, or do not: from the place of a door to its rows."""
 
 import time
 from dataclasses import replace
@@ -24,7 +24,7 @@ MASK = (torch.arange(8) < 5).long().expand(4, 8)
 
 @pytest.fixture
 def ranks(tmp_path, monkeypatch):
-    """Both ranks of a job, as recorders of one process; what a step takes is told."""
+    """Both ranks of a job, as recorders of this process with a clock."""
     store, clock, opened = dist.HashStore(), FakeClock(), []
     monkeypatch.setattr(board, "default_store", lambda: store)
 
@@ -44,17 +44,28 @@ def ranks(tmp_path, monkeypatch):
         recorder.close()
 
 
-def train(recorders, clock, *, steps):
-    for number in steps:
-        clock.sleep(1.0)
+@pytest.fixture
+def measured(ranks, tmp_path):
+    """Recorders of both ranks after four steps, their rows, and the windows; in some steps is a transfer of a pair."""
+
+    def measure(*sharing, transfers=()):
+        recorders, clock = ranks(*sharing)
+        for number in range(1, 5):
+            WAITS.transfers += number in transfers  # as `dist.send` does
+            clock.sleep(1.0)
+            for recorder in recorders:
+                recorder.batch({"input_ids": torch.ones(4, 8, dtype=torch.long), "attention_mask": MASK})
+                recorder.end_step(number)
+        windows = [None]
+        while [window and window.last_step for window in windows] != [4, 4]:  # every test has a time limit
+            time.sleep(0.01)
+            windows = [recorder.ranks.latest for recorder in recorders]
+        rows = [recorder.row(4) for recorder in recorders]
         for recorder in recorders:
-            recorder.batch({"input_ids": torch.ones(4, 8, dtype=torch.long), "attention_mask": MASK})
-            recorder.end_step(number)
+            recorder.close()
+        return recorders, rows, records(tmp_path, Window)
 
-
-def until(condition):
-    while not condition():  # every test has a time limit
-        time.sleep(0.01)
+    return measure
 
 
 @pytest.mark.parametrize(
@@ -63,78 +74,48 @@ def until(condition):
     ids=["tensor parallel", "data parallel", "each its own"],
 )
 def test_samples_shared_by_ranks_count_once_and_in_part_per_device(
-    tmp_path, ranks, data_parallel, over_all, per_device
+    tmp_path, measured, data_parallel, over_all, per_device
 ):
-    recorders, clock = ranks(data_parallel)
-    train(recorders, clock, steps=range(1, 5))
-    until(lambda: all(one.ranks.latest is not None and one.ranks.latest.last_step == 4 for one in recorders))
-    for recorder in recorders:
-        row = recorder.row(4)
+    _, rows, (*_, last) = measured(data_parallel)
+    for row in rows:
         assert (row["perf/samples_per_second"], row["perf/samples_per_second_per_device"]) == (over_all, per_device)
-        assert (row["perf/tokens_per_second"], row["perf/tokens_per_second_per_device"]) == (
-            8 * over_all,
-            8 * per_device,
-        )
-    for recorder in recorders:
-        recorder.close()
-    last = records(tmp_path, Window)[-1]
+        tokens = (row["perf/tokens_per_second"], row["perf/tokens_per_second_per_device"])
+        assert tokens == (8 * over_all, 8 * per_device)
     assert (last.first_step, last.last_step, last.steps, last.ranks, last.seconds) == (3, 4, 2, 2, 2.0)
     assert (last.samples, last.tokens, last.useful_tokens) == (2 * over_all, 16 * over_all, 10 * over_all)
     assert records(tmp_path, Window, rank=1) == []
     assert len({records(tmp_path, Run, rank=rank)[0].run_id for rank in range(2)}) == 1
 
 
-def test_there_are_no_rates_of_the_job_if_sharing_of_samples_is_unknown(tmp_path, ranks, caplog):
-    recorders, clock = ranks(None, ambiguous="a mesh dimension without a name says nothing")
-    train(recorders, clock, steps=range(1, 5))
-    until(lambda: all(one.ranks.latest is not None and one.ranks.latest.last_step == 4 for one in recorders))
-    row = recorders[0].row(4)
+def test_a_job_whose_sharing_of_samples_is_unknown_has_no_rates(measured, caplog):
+    recorders, (row, _), (*_, last) = measured(None, "a mesh dimension without a name says nothing")
     assert row["perf/step_time"] == 1.0
     assert [key for key in row if "per_second" in key] == []
-    for recorder in recorders:
-        recorder.close()
     assert recorders[0].summary.samples == 16  # of this rank
-    last = records(tmp_path, Window)[-1]
     assert (last.samples, last.tokens, last.useful_tokens) == (None, None, None)
-    (warning,) = caplog.messages
-    assert warning == (
+    assert "\n".join(caplog.messages) == (
         "perf_callbacks: rates of the whole job are unknown: a mesh dimension without a name says nothing; "
         "give the number of ranks with their own samples: measure(..., data_parallel=N)."
     )
 
 
 @pytest.mark.parametrize("data_parallel", [None, 2], ids=["unknown", "given"])
-def test_ranks_that_exchange_tensors_in_pairs_may_share_samples(tmp_path, ranks, caplog, data_parallel):
-    recorders, clock = ranks(data_parallel)
-    for step in range(1, 5):
-        WAITS.transfers += 1  # as `dist.send` does
-        train(recorders, clock, steps=range(step, step + 1))
-    until(lambda: all(one.ranks.latest is not None and one.ranks.latest.last_step == 4 for one in recorders))
-    row = recorders[0].row(4)
-    for recorder in recorders:
-        recorder.close()
-    amounts = {(window.samples, window.tokens) for window in records(tmp_path, Window)}
-    assert ("perf/samples_per_second_per_device" in row, recorders[0].data_parallel) == (
-        bool(data_parallel),
-        data_parallel,
-    )
+def test_ranks_that_exchange_tensors_in_pairs_may_share_samples(tmp_path, measured, caplog, data_parallel):
+    (recorder, _), (row, _), windows = measured(data_parallel, transfers=range(1, 5))
+    assert ("perf/samples_per_second_per_device" in row) == bool(data_parallel)
+    assert recorder.data_parallel == data_parallel
+    amounts = {(window.samples, window.tokens) for window in windows}
     assert (amounts == {(None, None)}) == (data_parallel is None)
-    (run,), summary = records(tmp_path, Run), recorders[0].summary
-    sharing = replace(summary, memory=MemorySummary(data_parallel=recorders[0].data_parallel))
+    (run,) = records(tmp_path, Run)
+    sharing = replace(recorder.summary, memory=MemorySummary(data_parallel=recorder.data_parallel))
     assert run_figures.from_records(run, sharing).data_parallel == data_parallel
     assert caplog.text.count("ranks exchange tensors in pairs") == (data_parallel is None)
 
 
-def test_a_transfer_outside_of_most_steps_leaves_the_rates_known(tmp_path, ranks, caplog):
-    recorders, clock = ranks(None)
-    train(recorders, clock, steps=range(1, 3))
-    WAITS.transfers += 1  # as of a metric
-    train(recorders, clock, steps=range(3, 5))
-    until(lambda: all(one.ranks.latest is not None and one.ranks.latest.last_step == 4 for one in recorders))
-    assert "perf/samples_per_second_per_device" in recorders[0].row(4)
-    for recorder in recorders:
-        recorder.close()
-    assert records(tmp_path, Window)[-1].samples is not None
+def test_a_transfer_outside_of_most_steps_leaves_the_rates_known(measured, caplog):
+    _, (row, _), (*_, last) = measured(None, transfers={3})  # as of a metric
+    assert "perf/samples_per_second_per_device" in row
+    assert last.samples is not None
     assert "rates of the whole job are unknown" not in caplog.text
 
 

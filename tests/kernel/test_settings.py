@@ -1,6 +1,9 @@
-"""What the environment says wins, and what means nothing is said."""
+"""The environment wins over a file, a file over the code, and a variable without a meaning is named."""
 
 import re
+
+# Fields of each kind: a text in the environment, its value, and a text that is refused.
+from pathlib import Path
 
 import pytest
 from rows import each_row
@@ -8,32 +11,22 @@ from rows import each_row
 from perf_callbacks import ConfigError, PerfConfig
 from perf_callbacks.kernel.settings.config import rules
 from perf_callbacks.kernel.settings.gone import GONE
+from perf_callbacks.kernel.settings.output_directory import filled
 from perf_callbacks.kernel.settings.resolution import FileEntry, resolve
 
-# for each field what the environment says, what that means, and what it can't mean
 FROM_ENV = {
     "enabled": ("off", False, "maybe"),
-    "flops": ("estimate", "estimate", "guess"),
-    "peak_tflops": ("bf16=989.5", "bf16=989.5", "fast"),
-    "measure_peak": ("off", "off", "1"),
-    "checklist": ("off", "off", "true"),
-    "skip": ("gc,affinity", "gc,affinity", "gc;affinity"),
-    "gc": ("observe", "observe", "none"),
-    "gc_interval": ("20", 20, "0"),
-    "affinity": ("node", "node", "numa"),
-    "loaders": ("advise", "advise", ""),
-    "exchange": ("off", "off", "0"),
-    "stragglers": ("off", "off", "0"),
-    "window": (" 7 ", 7, "1.5"),
-    "stall_after": ("120", "120", "soon"),
-    "metrics": ("main", "main", "off"),
-    "console": ("off", "off", "0"),
     "journal": ("No", False, "2"),
     "report": ("yes", True, "html"),
+    "gc": ("observe", "observe", "none"),
+    "loaders": ("advise", "advise", ""),
+    "skip": ("gc,affinity", "gc,affinity", "gc;affinity"),
+    "gc_interval": ("20", 20, "0"),
+    "window": (" 7 ", 7, "1.5"),
+    "max_journal_mb": ("1", 1, "-1"),
+    "peak_tflops": ("bf16=989.5", "bf16=989.5", "fast"),
     "output_dir": ("elsewhere", "elsewhere", None),
     "baseline": ("auto", "auto", None),
-    "profile": ("20:3", "20:3", "20"),
-    "max_journal_mb": ("1", 1, "-1"),
 }
 BAD = {name: bad for name, (_, _, bad) in FROM_ENV.items() if bad is not None}
 
@@ -42,68 +35,47 @@ def variable(name):
     return f"PERF_CALLBACKS_{name.upper()}"
 
 
-@each_row("name", rules())
-def test_every_field_is_set_by_its_variable(name):
-    text, value, _ = FROM_ENV[name]
-    settings = resolve(None, {variable(name): text})
-    assert settings.config == PerfConfig(**{name: value})
-    assert settings.from_env == (name,)
-
-
-@pytest.mark.parametrize("name", BAD)
-def test_a_bad_variable_is_refused_in_words(name):
-    with pytest.raises(ConfigError) as error:
-        resolve(None, {variable(name): BAD[name]})
-    assert str(error.value) == f"{variable(name)}: got {BAD[name]!r}, wanted {rules()[name].wanted}."
-
-
-@pytest.mark.parametrize("name", ["peak_tflops", "output_dir"])
-@pytest.mark.parametrize("text", ["", "none", "None"])
-def test_nothing_can_be_said_of_what_is_optional(name, text):
-    assert getattr(resolve(PerfConfig(**{name: "1"}), {variable(name): text}).config, name) is None
-
-
-def test_the_environment_wins_over_the_code_and_leaves_the_rest_of_it():
-    config = PerfConfig(gc="off", output_dir="here", max_journal_mb=2)
-    settings = resolve(config, {"PERF_CALLBACKS_OUTPUT_DIR": "there", "PERF_CALLBACKS_GC": "observe", "HOME": "/"})
-    assert settings.config == PerfConfig(gc="observe", output_dir="there", max_journal_mb=2)
-    assert settings.from_env == ("gc", "output_dir")
-    assert settings.remarks == ()
-
-
-def test_without_a_word_from_outside_the_code_stands():
-    settings = resolve(PerfConfig(gc="off"), {})
-    assert (settings.config, settings.from_env, settings.remarks) == (PerfConfig(gc="off"), (), ())
-
-
 def at(line, name, text):
     return FileEntry(name, text, f"perf.yaml, line {line}")
 
 
-@each_row("name", rules())
-def test_every_field_is_set_by_a_file(name):
+@each_row("name", FROM_ENV)
+def test_a_field_is_set_by_its_variable_or_by_a_file(name):
     text, value, _ = FROM_ENV[name]
+    config = PerfConfig(**{name: value})
+    settings = resolve(None, {variable(name): text})
+    assert (settings.config, settings.from_env) == (config, (name,))
     settings = resolve(None, {}, [at(3, name, text)])
-    assert settings.config == PerfConfig(**{name: value})
-    assert (settings.from_env, settings.from_file) == ((), {name: "perf.yaml, line 3"})
+    assert (settings.config, settings.from_env, settings.from_file) == (config, (), {name: "perf.yaml, line 3"})
     assert settings.origins == {name: "perf.yaml, line 3"}
+    assert resolve(config, {}).remarks == ()
 
 
-@pytest.mark.parametrize("name", BAD)
-def test_a_bad_value_in_a_file_is_refused_in_words_with_its_line(name):
+@each_row(("name", "bad"), BAD.items())
+def test_a_bad_value_is_refused_in_words_with_its_place(name, bad):
+    wanted = f"got {bad!r}, wanted {rules()[name].wanted}."
     with pytest.raises(ConfigError) as error:
-        resolve(None, {variable(name): FROM_ENV[name][0]}, [at(3, name, BAD[name])])
-    assert str(error.value) == f"perf.yaml, line 3: {name}: got {BAD[name]!r}, wanted {rules()[name].wanted}."
+        resolve(None, {variable(name): bad})
+    assert str(error.value) == f"{variable(name)}: {wanted}"
+    with pytest.raises(ConfigError) as error:
+        resolve(None, {variable(name): FROM_ENV[name][0]}, [at(3, name, bad)])
+    assert str(error.value) == f"perf.yaml, line 3: {name}: {wanted}"
 
 
-@pytest.mark.parametrize(
+def test_an_optional_field_can_be_set_to_nothing():
+    for name in ("peak_tflops", "output_dir"):
+        for text in ("", "none", "None"):
+            assert getattr(resolve(PerfConfig(**{name: "1"}), {variable(name): text}).config, name) is None
+
+
+@each_row(
     ("name", "sentence"),
     [
         ("windwo", "perf.yaml, line 3: there is no field 'windwo'; did you mean window?"),
         ("perf_callbacks", "perf.yaml, line 3: there is no field 'perf_callbacks'."),
     ],
 )
-def test_a_field_that_does_not_exist_is_refused_with_the_nearest_name(name, sentence):
+def test_an_unknown_field_is_refused_with_the_nearest_name(name, sentence):
     with pytest.raises(ConfigError) as error:
         resolve(None, {}, [at(3, name, "1")])
     assert str(error.value) == sentence
@@ -111,21 +83,24 @@ def test_a_field_that_does_not_exist_is_refused_with_the_nearest_name(name, sent
 
 def test_the_environment_wins_over_a_file_and_a_file_over_the_code():
     entries = [at(1, "gc", "freeze"), at(2, "window", "20")]
-    settings = resolve(PerfConfig(gc="off", window=5, flops="off"), {"PERF_CALLBACKS_GC": "observe"}, entries)
+    settings = resolve(
+        PerfConfig(gc="off", window=5, flops="off"), {"PERF_CALLBACKS_GC": "observe", "HOME": "/"}, entries
+    )
     assert settings.config == PerfConfig(gc="observe", window=20, flops="off")
     assert settings.from_env == ("gc",)
     assert settings.from_file == {"window": "perf.yaml, line 2"}
     assert settings.origins == {"gc": "PERF_CALLBACKS_GC", "window": "perf.yaml, line 2"}
+    assert settings.remarks == ()
 
 
-def test_variables_set_by_launch_are_named_as_those_of_accelerates_config():
+def test_variables_set_by_launch_are_from_accelerates_config():
     environ = {"PERF_CALLBACKS_GC": "observe", "PERF_CALLBACKS_WINDOW": "20", "PERF_CALLBACKS_SECTION": "window"}
     settings = resolve(None, environ)
     assert (settings.from_env, settings.from_file) == (("gc",), {"window": "accelerate's config"})
     assert settings.remarks == ()
 
 
-@pytest.mark.parametrize("off", ["0", "false", "No", " off "])
+@each_row("off", ["0", "false", "No", " off "])
 def test_the_kill_switch_wins_over_everything(off):
     everything = {variable(name): bad for name, bad in BAD.items()} | {"PERF_CALLBACKS_WINDWO": "1"}
     entries = [at(1, "windwo", "1")]
@@ -135,9 +110,9 @@ def test_the_kill_switch_wins_over_everything(off):
     assert (settings.from_env, settings.remarks) == (("enabled",), ())
 
 
-@pytest.mark.parametrize("switch", ["1", "true", ""])
-def test_the_switch_alone_changes_nothing_of_what_the_code_says(switch):
-    assert resolve(PerfConfig(enabled=False), {"PERF_CALLBACKS": switch}) == resolve(PerfConfig(enabled=False), {})
+def test_a_switch_that_is_on_changes_nothing():
+    for switch in ("1", "true", ""):
+        assert resolve(PerfConfig(enabled=False), {"PERF_CALLBACKS": switch}) == resolve(PerfConfig(enabled=False), {})
 
 
 def test_a_switch_that_is_neither_on_nor_off_is_refused_in_words():
@@ -146,7 +121,7 @@ def test_a_switch_that_is_neither_on_nor_off_is_refused_in_words():
     assert str(error.value) == "PERF_CALLBACKS: got 'maybe', wanted 0 or 1."
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("name", "sentence"),
     [
         ("WINDWO", "PERF_CALLBACKS_WINDWO is no setting; did you mean PERF_CALLBACKS_WINDOW?"),
@@ -155,11 +130,11 @@ def test_a_switch_that_is_neither_on_nor_off_is_refused_in_words():
         ("LIKE_NO_FIELD_AT_ALL_" * 3, f"PERF_CALLBACKS_{'LIKE_NO_FIELD_AT_ALL_' * 3} is no setting."),
     ],
 )
-def test_a_variable_that_means_nothing_is_said_with_the_nearest_name(name, sentence):
+def test_a_variable_without_a_meaning_is_named_with_the_nearest(name, sentence):
     assert resolve(None, {"PERF_CALLBACKS_" + name: "1"}).remarks == (sentence,)
 
 
-def test_a_variable_whose_value_is_gone_changes_nothing_and_says_what_to_do():
+def test_a_variable_whose_value_is_gone_changes_nothing():
     for setting, instead in GONE.items():
         name, _, value = setting.partition("=")
         settings = resolve(PerfConfig(**{name: "off"}), {variable(name): f" {value} "})
@@ -169,18 +144,12 @@ def test_a_variable_whose_value_is_gone_changes_nothing_and_says_what_to_do():
             resolve(None, {}, [FileEntry(name, value, "perf.yaml, line 2")])
 
 
-@each_row("name", sorted(rules()))
-def test_what_is_built_needs_no_remark(name):
-    _, value, _ = FROM_ENV[name]
-    assert resolve(PerfConfig(**{name: value}), {}).remarks == ()
-
-
 ON_EVENT = "PERF_CALLBACKS_ON_EVENT"
 
 SHELL = "got '{}', which only a shell understands, wanted a command with its arguments; for a shell, write sh -c '...'."
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("text", "words"),
     [
         ("notify.sh", ("notify.sh",)),
@@ -199,7 +168,7 @@ def test_the_command_for_events_is_split_as_by_a_shell(text, words):
     assert settings.remarks == ()
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("text", "reason"),
     [
         ("secret 'a", "no closing quotation, wanted a command with its arguments, quoted as for a shell."),
@@ -231,7 +200,7 @@ def test_the_arguments_of_the_command_are_not_shown():
     assert resolve(None, {}).shown["on_event"] is None
 
 
-def test_switched_off_there_is_no_command():
+def test_a_run_that_is_switched_off_has_no_command():
     assert resolve(None, {ON_EVENT: "notify.sh", "PERF_CALLBACKS": "0"}).on_event == ()
 
 
@@ -240,3 +209,33 @@ def test_a_baseline_of_old_ends_no_training():
         settings = resolve(None, {"PERF_CALLBACKS_BASELINE": text})
         assert settings.config.baseline is None
         assert settings.remarks[0].startswith(f"PERF_CALLBACKS_BASELINE: got {text!r}, wanted auto or None.")
+
+
+@each_row(
+    ("template", "directory"),
+    [
+        ("out", "out"),
+        ("out/{job}/{run}-{host}", "out/4711/a1-node7"),
+        ("{job}{job}", "47114711"),
+        ("out/{{job}}", "out/{job}"),
+        ("out/{{{job}}}", "out/{4711}"),
+        ("}}{{", "}{"),
+    ],
+)
+def test_placeholders_are_replaced_and_doubled_braces_are_braces(template, directory):
+    assert filled(template, job="4711", run="a1", host="node7") == directory
+
+
+def test_an_unknown_placeholder_has_a_name():
+    assert filled("{job}/{host}", job=None, run="a1", host=None) == "no_job/localhost"
+    assert filled("{run}", job=None, run=None, host=None) == "no_job"
+    assert filled("{run}", job="4711", run=None, host=None) == "4711"
+
+
+@each_row("value", ["../../etc", "/etc", "..", ".", "~", "a\x1b[2J", "a b\n", "C:\\x", "x" * 5000, "{run}"])
+def test_a_value_is_a_single_name(value):
+    name = filled("{job}", job=value, run="a1", host=None)
+    assert Path(name).name == name
+    assert name.isprintable()
+    assert name not in {"", ".", ".."}
+    assert len(name) <= 100

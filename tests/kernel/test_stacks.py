@@ -31,12 +31,11 @@ def a_thread(target):
 
 def waits(begun, end):
     begun.set()
-    end.wait()  # here
+    end.wait()
 
 
-def line(comment):
-    lines = Path(__file__).read_text(encoding="utf-8").splitlines()
-    return next(number for number, text in enumerate(lines, 1) if text.endswith(f"  # {comment}"))
+HERE = waits.__code__.co_firstlineno + 2
+"""The line of `waits` that waits."""
 
 
 def settled(thread):
@@ -49,32 +48,17 @@ def settled(thread):
 def test_the_innermost_line_of_the_program_is_named_and_where_it_waits():
     with a_thread(waits) as thread:
         stack = settled(thread)
-    assert stack.place.startswith(f"test_stacks.py:{line('here')} `waits`, in threading.py:")
+    assert stack.place.startswith(f"test_stacks.py:{HERE} `waits`, in threading.py:")
     assert stack.place.endswith("wait`")
-    assert f"{__file__}:{line('here')} waits" in stack.frames
+    assert f"{__file__}:{HERE} waits" in stack.frames
     assert stack.frames[-1].endswith(" wait")
     assert not stack.waits
-
-
-def test_a_deep_stack_is_cut_on_the_outside():
-    def deep(begun, end, depth=50):
-        if depth:
-            deep(begun, end, depth - 1)
-        else:
-            waits(begun, end)
-
-    with a_thread(deep) as thread:
-        stack = settled(thread)
-    assert len(stack.frames) == stacks.MOST_FRAMES
-    assert stack.frames[-1].endswith(" wait")
+    assert stacks.of_thread(thread.ident) is None  # it has ended
 
 
 def test_a_search_through_a_stack_ends_soon_in_the_deepest_recursion(monkeypatch):
-    def forward(begun, end, depth=30):
-        if depth:
-            beneath(begun, end, depth - 1)
-        else:
-            waits(begun, end)
+    def forward(begun, end):
+        beneath(begun, end, 50)
 
     def beneath(begun, end, depth):
         if depth:
@@ -83,37 +67,36 @@ def test_a_search_through_a_stack_ends_soon_in_the_deepest_recursion(monkeypatch
             waits(begun, end)
 
     with a_thread(forward) as thread:
-        settled(thread)
+        stack = settled(thread)
+        assert len(stack.frames) == stacks.MOST_FRAMES  # of the inner end
+        assert stack.frames[-1].endswith(" wait")
         assert stacks.position(thread.ident).in_model
         monkeypatch.setattr(stacks, "DEEPEST", 10)
         assert not stacks.position(thread.ident).in_model
         assert len(stacks.of_thread(thread.ident).frames) == 10
 
 
-def run_in(module, source, **names):
+def run_in(module, source, *, file=None, name="call", **names):
     """A function of a module that doesn't exist."""
     made = ModuleType(module)
     vars(made).update(names)
-    exec(compile(source, f"{sys.prefix}/lib/site-packages/{module}.py", "exec"), vars(made))
-    return made.call
+    exec(compile(source, file or f"{sys.prefix}/lib/site-packages/{module}.py", "exec"), vars(made))
+    return vars(made)[name]
 
 
 INNER = "def call(begun, end):\n    begun.set()\n    while not end._flag:\n        pass\n"
 OUTER = "def call(begun, end):\n    inner(begun, end)\n"
 
 
-@pytest.mark.parametrize("module", ["torch.distributed.distributed_c10d", "torch.autograd.graph"])
-def test_a_collective_and_a_backward_are_waits(module):
-    with a_thread(run_in(module, INNER)) as thread:
-        assert stacks.of_thread(thread.ident).waits
+def test_a_collective_and_a_backward_are_waits():
+    for module in ("torch.distributed.distributed_c10d", "torch.autograd.graph"):
+        with a_thread(run_in(module, INNER)) as thread:
+            assert stacks.of_thread(thread.ident).waits
 
 
 def calls(source, **names):
-    """A function of the program whose last line waits in C."""
-    made = ModuleType("train")
-    vars(made).update(names)
-    exec(compile(f"def call(begun, end):\n    begun.set()\n    {source}\n", "/home/a/train.py", "exec"), vars(made))
-    return made.call
+    """A function of the program."""
+    return run_in("train", f"def call(begun, end):\n    begun.set()\n    {source}\n", file="/home/a/train.py", **names)
 
 
 @each_row(
@@ -145,40 +128,30 @@ def test_a_wait_in_c_for_other_ranks_is_found_by_the_names_on_its_line(source, w
 
 def test_an_operation_waits_if_its_caller_names_a_wait():
     operation = run_in("torch._ops", INNER)
-    waits, computes = (f"def call(begun, end):\n    {name}(begun, end)\n" for name in ("wait_tensor", "mm"))
-    for source, found in ((waits, True), (computes, False)):
-        with a_thread(run_in("torch.generated", source, wait_tensor=operation, mm=operation)) as thread:
-            assert stacks.of_thread(thread.ident).waits is found
+    for name, waiting in (("wait_tensor", True), ("mm", False)):
+        source = f"def call(begun, end):\n    {name}(begun, end)\n"
+        with a_thread(run_in("torch.generated", source, **{name: operation})) as thread:
+            assert stacks.of_thread(thread.ident).waits is waiting
 
 
-@pytest.mark.parametrize("module", ["bdb", "pdb", "pydevd", "debugpy._vendored"])
-def test_a_debugger_is_not_looked_at(module):
-    with a_thread(run_in(module, OUTER, inner=run_in("cmd", INNER))) as thread:
-        assert stacks.of_thread(thread.ident) is None
+@each_row(
+    ("outer", "inner", "seen"),
+    [
+        *[(module, "cmd", False) for module in ("bdb", "pdb", "pydevd", "debugpy._vendored")],
+        ("ipykernel.kernelapp", "asyncio.base_events", False),
+        ("ipykernel.kernelapp", "IPython.core.interactiveshell", True),  # a cell runs
+    ],
+)
+def test_a_debugger_and_an_idle_notebook_are_not_looked_at(outer, inner, seen):
+    with a_thread(run_in(outer, OUTER, inner=run_in(inner, INNER))) as thread:
+        assert (stacks.of_thread(thread.ident) is not None) == seen
 
 
-def test_a_notebook_is_looked_at_while_a_cell_runs():
-    idle = run_in("ipykernel.kernelapp", OUTER, inner=run_in("asyncio.base_events", INNER))
-    busy = run_in("ipykernel.kernelapp", OUTER, inner=run_in("IPython.core.interactiveshell", INNER))
-    with a_thread(idle) as thread:
-        assert stacks.of_thread(thread.ident) is None
-    with a_thread(busy) as thread:
-        assert stacks.of_thread(thread.ident) is not None
-
-
-def test_a_thread_that_has_ended_is_nowhere():
-    with a_thread(waits) as thread:
-        pass
-    assert stacks.of_thread(thread.ident) is None
-
-
-def positioned(module, source, name="call", inner=None):
-    """The position of a thread in a function of the program, which a function of this module has called."""
-    own = {"end": None}
-    exec(compile(f"def {name}(begun, end):\n    {source}\n", "/home/a/train.py", "exec"), own)
-    own["inner"] = run_in(inner, INNER) if inner else waits
-    outer = run_in(module, OUTER, inner=own[name]) if module else own[name]
-    with a_thread(outer) as thread:
+def positioned(module, name="call", inner="json"):
+    """The position of a thread in a function of the program, between functions of two other modules."""
+    source = OUTER.replace("call", name)
+    own = run_in("train", source, file="/home/a/train.py", name=name, inner=run_in(inner, INNER))
+    with a_thread(run_in(module, OUTER, inner=own) if module else own) as thread:
         return stacks.position(thread.ident)
 
 
@@ -194,19 +167,13 @@ def positioned(module, source, name="call", inner=None):
     ],
 )
 def test_a_forward_and_an_update_are_the_model(module, name, in_model):
-    assert positioned(module, "inner(begun, end)", name, "json").in_model is in_model
+    assert positioned(module, name).in_model is in_model
 
 
-@pytest.mark.parametrize(
-    ("inner", "in_torch"),
-    [("torch.optim.adamw", True), ("torch.nn.functional", False), ("torch.functional", False), ("json", False)],
-)
-def test_a_line_that_calls_more_than_an_operation_is_in_torch(inner, in_torch):
-    assert positioned(None, "inner(begun, end)", inner=inner).in_torch is in_torch
-
-
-def test_a_framework_that_runs_is_no_position_of_the_program():
-    assert positioned(None, "inner(begun, end)", inner="lightning.fabric") is None
+def test_a_line_that_calls_more_than_an_operation_is_in_torch():
+    for inner in ("torch.optim.adamw", "torch.nn.functional", "torch.functional", "json"):
+        assert positioned(None, inner=inner).in_torch == (inner == "torch.optim.adamw")
+    assert positioned(None, inner="lightning.fabric") is None  # of the framework that trains
 
 
 TRAINER = """
@@ -237,57 +204,33 @@ def test_a_line_that_calls_a_library_with_a_trainer_is_no_position(step, positio
         library(begun, end)
 
     with a_thread(program) as thread:
-        found = stacks.position(thread.ident, outer[0])
-        assert (None if found is None else found.line.partition(":")[0]) == position
+        inner = stacks.position(thread.ident, outer[0])
+        assert (None if inner is None else inner.line.partition(":")[0]) == position
         assert "`program`" in stacks.position(thread.ident).line or step == "forward"
 
 
 class Work:
-    """As the handle of a collective."""
+    """As the handle of a collective, which another rank ends."""
 
     def __init__(self, end):
         self.is_completed = end.is_set
 
 
-def asks(begun, end):
-    work = Work(end)
-    begun.set()
-    while not work.is_completed():
-        time.sleep(0.0001)
-
-
-def looks_for_a_file(begun, end):
-    file = Path("nowhere")
-    begun.set()
-    while not end.is_set() and not file.exists():
-        time.sleep(0.0001)
-
-
-def trains(begun, end):
-    work, steps = Work(end), 0
-    begun.set()
-    while not work.is_completed():
-        for _ in range(100):
-            time.sleep(0.0001)
-        steps += 1
-
-
-def searches(begun, end):
-    begun.set()
-    for folder in iter(lambda: Path("nowhere"), None):
-        folder.exists()
-        time.sleep(0.0001)
-        if end.is_set():
-            break
-
-
 @each_row(
-    ("target", "polls"), [(asks, True), (looks_for_a_file, True), (trains, False), (searches, False), (waits, False)]
+    ("source", "polls"),
+    [
+        ("work = Work(end)\n    while not work.is_completed():\n        sleep(0.0001)", True),
+        ("while not end.is_set() and not folder.exists():\n        sleep(0.0001)", True),
+        ("steps = 0\n    while not end.is_set():\n        sleep(0.0001)\n        steps += 1", False),
+        ("while not end.is_set():\n        for _ in range(100):\n            sleep(0.0001)", False),
+        ("for step in iter(end.is_set, True):\n        folder.exists()\n        sleep(0.0001)", False),
+        ("end.wait()", False),
+    ],
 )
-def test_a_loop_that_only_asks_whether_another_rank_is_done_polls(target, polls):
-    with a_thread(target) as thread:
-        found = set()
+def test_a_loop_that_only_asks_for_the_end_of_another_rank_polls(source, polls):
+    with a_thread(calls(source, Work=Work, folder=Path("nowhere"), sleep=time.sleep)) as thread:
+        answers = set()
         for _ in range(50):
             time.sleep(0.001)
-            found.add(stacks.position(thread.ident).polls)
-    assert polls in found if polls else found == {False}
+            answers.add(stacks.position(thread.ident).polls)
+    assert polls in answers if polls else answers == {False}

@@ -2,27 +2,20 @@
 
 import sys
 
-import pytest
-
 from perf_callbacks.kernel.process import terminal
 
 
-class Writes:
+class Writes(list):
     """A stream that keeps each write apart."""
 
-    def __init__(self) -> None:
-        self.texts: list[str] = []
+    write = list.append
 
-    def write(self, text: str) -> int:
-        self.texts.append(text)
-        return len(text)
-
-    def flush(self) -> None:
+    def flush(self):
         pass
 
 
-def test_lines_and_their_end_are_one_write(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lines_and_their_end_are_a_single_write(monkeypatch):
     stream = Writes()
     monkeypatch.setattr(sys, "stdout", stream)
     terminal.show("one\n  two")
-    assert [text for text in stream.texts if text] == ["one\n  two\n"]
+    assert [text for text in stream if text] == ["one\n  two\n"]

@@ -30,11 +30,11 @@ def train():
 
 @pytest.fixture
 def recording():
-    found = StepProfiler("cpu")
-    found.start(1)
+    profiler = StepProfiler("cpu")
+    profiler.start(1)
     train()
-    yield found
-    found.stop()
+    yield profiler
+    profiler.stop()
     assert not torch.autograd._profiler_enabled()
     assert "ProfilerStep" not in autograd_profiler.KinetoStepTracker._step_dict
 
@@ -43,9 +43,9 @@ def test_a_profiler_in_another_thread_waits_for_the_end_of_the_recording(recordi
     counts = []
 
     def theirs():
-        with profile(activities=[ProfilerActivity.CPU], acc_events=True) as found:
+        with profile(activities=[ProfilerActivity.CPU], acc_events=True) as profiler:
             train()
-        counts.append(len(found.key_averages()))
+        counts.append(len(profiler.key_averages()))
 
     thread = threading.Thread(target=theirs)
     thread.start()
@@ -64,13 +64,13 @@ def test_after_a_long_wait_both_recordings_go_on(monkeypatch):
     child = os.fork()
     if not child:
         with exiting():
-            found = StepProfiler("cpu")
-            found.start(1)
+            profiler = StepProfiler("cpu")
+            profiler.start(1)
             thread = threading.Thread(target=in_profile)
             thread.start()
             thread.join()
-            assert not found.running
-            found.stop()
+            assert not profiler.running
+            profiler.stop()
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
@@ -93,7 +93,7 @@ def in_profile():
 @pytest.mark.parametrize(
     "theirs",
     [autograd_profiler.emit_itt, profiler_legacy.profile, autograd_profiler.profile],
-    ids=lambda one: one.__name__,
+    ids=lambda profiler: profiler.__name__,
 )
 def test_another_kind_of_profiler_begins_in_the_midst(recording, theirs):
     with theirs():
@@ -102,7 +102,7 @@ def test_another_kind_of_profiler_begins_in_the_midst(recording, theirs):
 
 
 def test_a_profiler_in_another_thread_keeps_a_recording_from_beginning():
-    begun, over, found = threading.Event(), threading.Event(), []
+    begun, over = threading.Event(), threading.Event()
 
     def theirs():
         with profile(activities=[ProfilerActivity.CPU]):
@@ -112,11 +112,10 @@ def test_a_profiler_in_another_thread_keeps_a_recording_from_beginning():
     thread = threading.Thread(target=theirs)
     thread.start()
     begun.wait()
-    found.append(torch_profiler.foreign())
+    foreign = torch_profiler.foreign()
     over.set()
     thread.join()
-    assert found == [True]
-    assert not torch_profiler.foreign()
+    assert (foreign, torch_profiler.foreign()) == (True, False)
 
 
 @pytest.mark.parametrize("frozen", [False, True])
@@ -124,7 +123,7 @@ def test_a_profiler_that_warms_up_keeps_a_recording_from_beginning(frozen):
     assert not torch_profiler.foreign()
     with profile(
         activities=[ProfilerActivity.CPU], schedule=schedule(wait=0, warmup=2, active=1), acc_events=True
-    ) as one:
+    ) as profiler:
         if frozen:
             gc.freeze()
         try:
@@ -133,7 +132,7 @@ def test_a_profiler_that_warms_up_keeps_a_recording_from_beginning(frozen):
             gc.unfreeze()
         for _ in range(3):
             train()
-            one.step()
+            profiler.step()
     assert not torch_profiler.foreign()
 
 

@@ -1,4 +1,4 @@
-"""What each rank did, put together; and nothing else taken for it."""
+"""Parts of all ranks, put together; and nothing else is taken for them."""
 
 import json
 from dataclasses import replace
@@ -9,20 +9,9 @@ from rows import each_row
 
 from perf_callbacks.kernel.engine.windows import NOTICE, JobSettings, rates, with_holds
 from perf_callbacks.kernel.records.codec import pack, unpack
-from perf_callbacks.kernel.records.fit_records import Window
 
 OTHER = replace(PART, rank=1, seconds=12.25, samples=392, tokens=50_176, asks={"gc_interval": 25})
-WINDOW = Window(
-    first_step=101,
-    last_step=150,
-    steps=49,
-    ranks=2,
-    seconds=12.5,
-    samples=792,
-    tokens=101_376,
-    useful_tokens=None,
-    asks={"gc_interval": 25},
-)
+WINDOW = combine([PART, OTHER])
 VERDICT = JobSettings(fit="f1", run_id="r“1”", window=50)
 ITEMS = [
     WINDOW,
@@ -33,11 +22,7 @@ ITEMS = [
 ]
 
 
-def test_a_window_sums_all_ranks_over_the_time_of_the_slowest():
-    assert combine([PART, OTHER]) == WINDOW
-
-
-@pytest.mark.parametrize(
+@each_row(
     ("asked", "common"),
     [
         ([{}, {}, {}], {}),
@@ -46,33 +31,29 @@ def test_a_window_sums_all_ranks_over_the_time_of_the_slowest():
         ([{"less": 3, "keep": 1}, {"keep": 0, "less": 3}, {"keep": 1, "more": 7, "less": 9}], {"keep": 0, "less": 3}),
     ],
 )
-def test_what_every_rank_asks_for_is_asked_for_as_by_those_who_want_least(asked, common):
-    """What one of them does not ask for none of them gets, also not by chance of who comes first."""
+def test_a_window_asks_for_the_least_that_each_rank_asks_for(asked, common):
     parts = [replace(PART, rank=rank, world_size=3, data_parallel=1, asks=asks) for rank, asks in enumerate(asked)]
     for some in (parts, parts[::-1], [parts[1], parts[2], parts[0]]):
         assert combine(some).asks == common
 
 
 @pytest.mark.parametrize("name", ["samples", "tokens", "useful_tokens"])
-def test_what_one_rank_does_not_know_nobody_knows(name):
+def test_an_amount_that_a_rank_does_not_know_is_unknown(name):
     known = [replace(part, useful_tokens=10) for part in (PART, OTHER)]
     assert getattr(combine(known), name) is not None
     assert getattr(combine([known[0], replace(known[1], **{name: None})]), name) is None
 
 
-def test_samples_that_several_ranks_go_through_together_count_once():
-    ranks = [replace(PART, rank=rank, world_size=6, data_parallel=3, samples=10 + rank // 2) for rank in range(6)]
-    assert combine(ranks).samples == 10 + 11 + 12
-    assert combine([*ranks[:5], replace(ranks[5], samples=13)]).samples is None
+def test_samples_on_which_ranks_that_share_them_disagree_are_unknown():
+    ranks = [replace(PART, rank=rank, world_size=4, data_parallel=2, samples=10 + rank // 2) for rank in range(4)]
+    assert combine(ranks).samples == 10 + 11
+    assert combine([*ranks[:3], replace(ranks[3], samples=12)]).samples is None
 
 
 @each_row(
     "parts",
     [
         [],
-        [PART],
-        [PART, PART],
-        [PART, OTHER, OTHER],
         [PART, replace(OTHER, rank=2)],
         [PART, replace(OTHER, steps=48)],
         [PART, replace(OTHER, window=3)],
@@ -82,7 +63,7 @@ def test_samples_that_several_ranks_go_through_together_count_once():
         [replace(part, steps=0, seconds=0.0) for part in (PART, OTHER)],
     ],
 )
-def test_there_is_no_window_if_ranks_are_missing_or_count_different_things(parts):
+def test_parts_of_missing_or_unlike_ranks_make_no_window(parts):
     assert combine(parts) is None
 
 
@@ -93,7 +74,7 @@ def test_rates_are_amounts_over_seconds_and_the_unknown_is_left_out():
 
 
 @each_row("item", ITEMS)
-def test_what_ranks_hand_each_other_makes_the_round_trip(item):
+def test_messages_between_ranks_make_the_round_trip(item):
     assert unpack(type(item), pack(item)) == item
 
 
@@ -107,13 +88,13 @@ def test_a_request_holds_some_windows_later_and_from_then_on():
 
 
 @each_row("item", ITEMS)
-def test_what_is_torn_anywhere_is_nothing(item):
+def test_a_message_that_is_torn_anywhere_is_nothing(item):
     line = pack(item)
     assert [unpack(type(item), line[:cut]) for cut in range(len(line))] == [None] * len(line)
     assert [unpack(type(item), line[cut:]) for cut in range(1, len(line) + 1)] == [None] * len(line)
 
 
-def test_what_is_no_verdict_is_nothing():
+def test_settings_with_a_wrong_value_are_nothing():
     settings = {"fit": "f", "run_id": "r", "window": 50, "directory": None, "signals": True}
     assert unpack(JobSettings, json.dumps(settings)) == JobSettings(fit="f", run_id="r", window=50, signals=True)
     for wrong in (

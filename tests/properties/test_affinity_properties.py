@@ -44,23 +44,23 @@ def test_any_order_of_fits_and_threads_restores_the_world(masks, events):
     affinity = Affinity(threads)
     found, pinned = masks[0], {thread: mask for thread, mask in threads.masks.items() if mask != masks[0]}
     bound = set()
-    for number, (kind, one, cpus) in enumerate(events):
+    for number, (kind, subject, cpus) in enumerate(events):
         if kind == "bind":
-            affinity.bind(FITS[one], cpus)
-            bound.add(one)
+            affinity.bind(FITS[subject], cpus)
+            bound.add(subject)
         elif kind == "end":
-            affinity.let_go(FITS[one])
-            bound.discard(one)
-        elif kind == "born" and one in threads.masks and one not in pinned:
-            threads.masks[100 + number] = threads.masks[one]
-        elif kind == "dies" and one not in pinned:
-            threads.masks.pop(one, None)
+            affinity.let_go(FITS[subject])
+            bound.discard(subject)
+        elif kind == "born" and subject in threads.masks and subject not in pinned:
+            threads.masks[100 + number] = threads.masks[subject]
+        elif kind == "dies" and subject not in pinned:
+            threads.masks.pop(subject, None)
         ours = {mask for thread, mask in threads.masks.items() if thread not in pinned}
         assert len(ours) == 1
         assert next(iter(ours)) <= found
         assert affinity.found == found
         assert bound or ours == {found}
         assert {thread: threads.masks[thread] for thread in pinned} == pinned
-    for one in bound:
-        affinity.let_go(FITS[one])
+    for fit in bound:
+        affinity.let_go(FITS[fit])
     assert {mask for thread, mask in threads.masks.items() if thread not in pinned} == {found}

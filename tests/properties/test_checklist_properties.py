@@ -51,21 +51,18 @@ def test_slugs_are_stable_and_differ():
 
 @pytest.mark.parametrize("item", ITEMS, ids=lambda item: item.slug)
 @given(environment=ENVIRONMENTS, config=CONFIGS)
-def test_an_item_decides_whatever_it_is_shown_and_looks_at_nothing_else(item, environment, config):
+def test_an_item_decides_by_its_facts_alone(item, environment, config):
     with pytest.MonkeyPatch.context() as monkeypatch:
         for enabled in (True, False):
             fake = put(monkeypatch, FakeGc(enabled=enabled))
-            found = fake.state
+            before = fake.state
             row = item.decide(environment, config)
             assert type(row) is Checklist
             assert (row.item, row.status in STATUSES - {"failed"}) == (item.slug, True)
             assert row == item.decide(environment, config)
             assert row.after if row.status == "applied" else row.why
-            assert fake.state == found
+            assert fake.state == before
             assert fake.collected == []
-
-
-SPANS = st.lists(st.tuples(st.integers(1, 60), st.sampled_from(["evaluation", "checkpoint"])), max_size=4)
 
 
 FINDS = st.builds(FakeGc, enabled=st.booleans(), frozen=st.sampled_from([0, 400, 9000]))
@@ -84,72 +81,51 @@ class Copier:
         return non_blocking
 
 
+EVENTS = st.lists(
+    st.sampled_from(["evaluation", "checkpoint", "span_ended", "step", "ended", "agreed", "others"]), max_size=60
+)
+
+
 @pytest.mark.parametrize("item", ITEMS, ids=lambda item: item.slug)
-@given(environment=ENVIRONMENTS, config=CONFIGS, fake=FINDS, spans=SPANS)
-def test_what_was_applied_and_undone_twice_leaves_the_world_as_found(item, environment, config, fake, spans):
+@given(environment=ENVIRONMENTS, config=CONFIGS, fake=FINDS, events=EVENTS)
+def test_events_in_any_order_leave_the_world_as_found(item, environment, config, fake, events):
     loader, later, copier = DataLoader(range(4)), DataLoader(range(4)), Copier()
     batches = Batches(
         loaders=(loader, None), process=(copier, "process"), first=(copier, "first"), copy=(copier, "copy")
     )
     with pytest.MonkeyPatch.context() as monkeypatch:
-        found = put(monkeypatch, fake).state
-        upkeep = item.apply(Fit(config=config, environment=environment, step=0, memory=dict, batches=batches))
+        before = put(monkeypatch, fake).state
+        applied = item.apply(Fit(config=config, environment=environment, step=0, memory=dict, batches=batches))
         assert copier.process(later) is later
-        for step in range(1, 60):
-            for at, kind in spans:
-                if at == step:
-                    upkeep.span_began(kind, step - 1)
+        for step, event in enumerate(events, 1):
             assert copier.first(step) is step
             assert copier.copy([torch.ones(1)], "cpu") is False
-            if step >= upkeep.due or step in dict(spans):
-                upkeep.step_ended(step)
-        upkeep.closed()
-        upkeep.closed()
-        assert fake.state == found
-        assert (loader.pin_memory, later.pin_memory, vars(copier)) == (False, False, {})
-
-
-DOINGS = st.lists(
-    st.sampled_from(["evaluation", "checkpoint", "span_ended", "step", "agreed", "others"]),
-    max_size=40,
-)
-
-
-@pytest.mark.parametrize("item", ITEMS, ids=lambda item: item.slug)
-@given(environment=ENVIRONMENTS, config=CONFIGS, fake=FINDS, doings=DOINGS)
-def test_events_in_any_order_leave_the_world_as_found(item, environment, config, fake, doings):
-    loader, copier = DataLoader(range(4)), Copier()
-    batches = Batches(loaders=(loader,), first=(copier, "first"), copy=(copier, "copy"))
-    with pytest.MonkeyPatch.context() as monkeypatch:
-        found = put(monkeypatch, fake).state
-        applied = item.apply(Fit(config=config, environment=environment, step=0, memory=dict, batches=batches))
-        for step, doing in enumerate(doings, 1):
-            if doing in {"evaluation", "checkpoint"}:
-                applied.span_began(doing, step)
-            elif doing == "span_ended":
+            if event in {"evaluation", "checkpoint"}:
+                applied.span_began(event, step)
+            elif event == "span_ended":
                 applied.span_ended()
-            elif doing == "others" and not fake.enabled and found[0]:
+            elif event == "others" and not fake.enabled and before[0]:
                 fake.enable()
-            elif doing == "agreed":
+            elif event == "agreed":
                 applied.adopted({"gc_interval": max(1, step // 2)}, step + 1)
-            if step >= applied.due:
+            if event == "ended" or step >= applied.due:
                 applied.step_ended(step)
         applied.closed()
         applied.closed()
-        assert fake.state == found
-        assert (loader.pin_memory, vars(copier)) == (False, {})
+        assert fake.state == before
+        assert (loader.pin_memory, later.pin_memory, vars(copier)) == (False, False, {})
 
 
 @given(st.integers(1, 50), st.lists(st.integers(1, 60), min_size=1, max_size=30))
-def test_what_falls_due_depends_on_the_steps_alone_and_comes_once(interval, strides):
+def test_collections_fall_due_by_steps_alone_and_once(interval, strides):
     """However many steps lie between two looks, no multiple of the interval is missed or met twice."""
     step, met = 0, []
     for stride in strides:
-        found = due_between(step, step + stride, interval)
+        generation = due_between(step, step + stride, interval)
         multiples = [number for number in range(step + 1, step + stride + 1) if number % interval == 0]
-        assert (found is not None) == bool(multiples)
-        assert (found == FULL) == any(number % (interval * 10) == 0 for number in multiples)
-        assert found in {None, YOUNG, FULL}
+        assert (generation is not None) == bool(multiples)
+        assert (generation == FULL) == any(number % (interval * 10) == 0 for number in multiples)
+        assert generation in {None, YOUNG, FULL}
         met += multiples
         step += stride
     assert len(met) == step // interval

@@ -38,7 +38,7 @@ class AcceleratorSession:
     actions=st.lists(ACTIONS, max_size=30),
     ticks=st.sets(st.integers(0, 29)),
 )
-def test_whatever_fits_do_all_is_as_found_when_the_last_has_let_go(enabled, frozen, actions, ticks):
+def test_the_collector_is_as_found_when_the_last_fit_has_let_go(enabled, frozen, actions, ticks):
     with pytest.MonkeyPatch.context() as monkeypatch:
         fake = put(monkeypatch, FakeGc(enabled=enabled, frozen=frozen))
         found, ours = fake.state, collector.COLLECTOR
@@ -58,7 +58,7 @@ def test_whatever_fits_do_all_is_as_found_when_the_last_has_let_go(enabled, froz
 
 
 @given(turns=st.lists(st.sampled_from("ab"), min_size=1, max_size=200))
-def test_alternating_fits_collect_no_more_often_than_the_busier_one(turns):
+def test_alternating_fits_collect_no_more_often_than_the_busier(turns):
     with pytest.MonkeyPatch.context() as monkeypatch:
         fake = put(monkeypatch, FakeGc())
         fits = AcceleratorSession(collector.COLLECTOR)

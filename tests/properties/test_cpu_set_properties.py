@@ -38,9 +38,9 @@ def jobs(draw):
 @given(MODES, jobs())
 def test_a_choice_is_never_wider_than_the_mask(mode, ranks):
     for facts in ranks:
-        found = choose(mode, facts)
-        assert found.why
-        assert found.cpus is None or found.cpus <= facts.mask
+        choice = choose(mode, facts)
+        assert choice.why
+        assert choice.cpus is None or choice.cpus <= facts.mask
 
 
 @given(MODES, jobs())

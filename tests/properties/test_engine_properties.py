@@ -5,7 +5,7 @@ from fakes import Fit
 from hypothesis import given, strategies as st
 
 from perf_callbacks.kernel.engine.engine import LATE_SECONDS
-from perf_callbacks.kernel.records.fit_records import Gc, Span
+from perf_callbacks.kernel.records.fit_records import Gc, Span, Steps
 
 STAGES = ("data", "forward", "backward", "optimizer", "other")
 SECONDS = st.integers(0, 2**16).map(lambda units: units / 1024)
@@ -46,34 +46,33 @@ def played(events):
 
 
 @given(st.lists(EVENTS, max_size=60))
-def test_each_step_is_one_record_and_no_time_is_lost_or_counted_twice(events):
+def test_no_time_is_lost_or_counted_twice(events):
     fit = played(events)
     steps = fit.steps()
     assert [step["step"] for step in steps] == list(range(1, fit.number + 1))
     spans = [span.seconds for span in fit.of(Span)]
     assert sum(step["step_time"] for step in steps) + sum(spans) == fit.now - 1000.0
     assert min(spans, default=0) >= 0
-
-
-@given(st.lists(EVENTS, max_size=60))
-def test_stages_are_never_negative_and_sum_to_their_step(events):
-    for step in played(events).steps():
+    for step in steps:
         stages = [step.get(f"{stage}_time", 0) for stage in (*STAGES, "gc")]
         assert min(stages) >= 0
         assert sum(stages) == step["step_time"]
-
-
-@given(st.lists(EVENTS, max_size=60))
-def test_every_collection_is_in_a_stage_aside_or_elsewhere(events):
-    fit = played(events)
     inside = [gc.seconds for gc in fit.of(Gc) if gc.stage in STAGES]
     assert len(fit.of(Gc)) == sum(event[0] == "pause" for event in events)
     assert {gc.stage for gc in fit.of(Gc)} <= {*STAGES, "aside", "elsewhere"}
-    assert sum(inside) == sum(step["gc_time"] for step in fit.steps())
+    assert sum(inside) == sum(step["gc_time"] for step in steps)
+
+
+@given(st.lists(EVENTS, max_size=60))
+def test_early_writing_changes_no_step_and_no_other_record(events):
+    early, plain = played(events), played([event for event in events if event != ("write_late",)])
+    assert [*map(without_unknown, early.steps())] == [*map(without_unknown, plain.steps())]
+    others = [[record for record in fit.records if not isinstance(record, Steps)] for fit in (early, plain)]
+    assert others[0] == others[1]
 
 
 @given(st.lists(EVENTS, max_size=60), SECONDS, SECONDS)
-def test_what_follows_the_last_step_is_in_no_step(events, tail, pause):
+def test_time_after_the_last_step_is_in_no_step(events, tail, pause):
     fit = played(events)
     before = fit.steps()
     fit.spend("forward", tail)
@@ -97,12 +96,18 @@ def test_rows_over_any_part_of_a_fit_are_ratios_of_the_sums_of_its_steps(events)
     assert without_longest(whole) == pytest.approx(naive(steps), rel=SIX_FIGURES)
 
 
+def without_unknown(step):
+    """Without the values that a block of steps may leave out: the unknown, and times of 0."""
+    values = {name: value for name, value in step.items() if value is not None}
+    return {name: value for name, value in values.items() if value or not name.endswith("_time")}
+
+
 def without_longest(row):
     """A row without its longest pause, which the sums don't tell."""
-    return told({name: value for name, value in row.items() if name != "perf/gc_pause"})
+    return without_zeros({name: value for name, value in row.items() if name != "perf/gc_pause"})
 
 
-def told(row):
+def without_zeros(row):
     """Without stages of 0: whether one was entered for no time at all or never, the columns don't tell."""
     return {
         name: value for name, value in row.items() if value or name not in {f"perf/{stage}_time" for stage in STAGES}
@@ -122,4 +127,4 @@ def naive(steps):
         amounts = [step.get(name) for step in included]
         if None not in amounts:
             rates[f"{name}_per_second"] = sum(amounts) / seconds
-    return told({f"perf/{name}": value for name, value in (times | pauses | rates).items()})
+    return without_zeros({f"perf/{name}": value for name, value in (times | pauses | rates).items()})

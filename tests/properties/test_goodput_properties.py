@@ -70,7 +70,7 @@ def history(plans):
 
 
 def exact(job):
-    return [(one.run, dict(one.seconds), one.kept_steps, one.origin) for one in job.attempts]
+    return [(attempt.run, dict(attempt.seconds), attempt.kept_steps, attempt.origin) for attempt in job.attempts]
 
 
 @settings(max_examples=150)
@@ -79,11 +79,11 @@ def test_kinds_sum_to_the_whole_and_order_of_reading_does_not_matter(plans, chan
     journals, _ = history(plans)
     job = job_time.from_attempts(attempts_of(*journals))
     assert len(job.attempts) == len(plans)
-    for one in job.attempts:
-        assert min(one.seconds.values()) >= 0
-        assert {*one.seconds} <= {*KINDS}
-        assert 0 <= one.kept_steps <= one.steps
-    ends = max(one.began_seconds + one.all_seconds - one.seconds[DOWNTIME] for one in job.attempts)
+    for attempt in job.attempts:
+        assert min(attempt.seconds.values()) >= 0
+        assert {*attempt.seconds} <= {*KINDS}
+        assert 0 <= attempt.kept_steps <= attempt.steps
+    ends = max(attempt.began_seconds + attempt.all_seconds - attempt.seconds[DOWNTIME] for attempt in job.attempts)
     assert job.all_seconds == pytest.approx(ends + job.overlap_seconds, abs=1e-6)
     assert sum(job.seconds.values()) == pytest.approx(job.all_seconds)
     assert job.ettr is None or 0 <= job.ettr <= 1
@@ -96,15 +96,16 @@ def test_kinds_sum_to_the_whole_and_order_of_reading_does_not_matter(plans, chan
 
 @settings(max_examples=150)
 @given(PLANS)
-def test_surviving_steps_are_those_of_a_simulation(plans):
+def test_surviving_steps_agree_with_a_simulation(plans):
     forward = [plan | {"gap": max(0.5, plan["gap"]), "boot": None} for plan in plans]
     journals, survivors = history(forward)
     job = job_time.from_attempts(attempts_of(*journals))
-    assert [one.kept_steps for one in job.attempts] == survivors
+    assert [attempt.kept_steps for attempt in job.attempts] == survivors
     lost = [
-        sum(plan["times"]) > 0 and one.rolled_back_steps > 0 for plan, one in zip(forward, job.attempts, strict=True)
+        sum(plan["times"]) > 0 and attempt.rolled_back_steps > 0
+        for plan, attempt in zip(forward, job.attempts, strict=True)
     ]
-    assert [one.seconds[ROLLED_BACK] > 0 for one in job.attempts] == lost
+    assert [attempt.seconds[ROLLED_BACK] > 0 for attempt in job.attempts] == lost
 
 
 @settings(max_examples=60)
@@ -114,8 +115,8 @@ def test_a_torn_journal_loses_time_and_steps_but_no_sum(plans, data):
     text = "\n".join([encode(entry) for journal in journals for entry in journal])
     first = data.draw(st.integers(0, len(text)))
     last = data.draw(st.integers(first, len(text)))
-    found = attempts_of(filter(None, map(decode, (text[:first] + text[last:]).split("\n"))))
-    if found:
-        job = job_time.from_attempts(found)
-        assert min(min(one.seconds.values()) for one in job.attempts) >= 0
+    torn = attempts_of(filter(None, map(decode, (text[:first] + text[last:]).split("\n"))))
+    if torn:
+        job = job_time.from_attempts(torn)
+        assert min(min(attempt.seconds.values()) for attempt in job.attempts) >= 0
         assert asdict(job)["overlap_seconds"] >= 0

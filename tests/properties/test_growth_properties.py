@@ -1,5 +1,6 @@
 """However differently ranks fare, they collect at the same steps."""
 
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -25,9 +26,10 @@ class Rank:
         self.at_once = SimpleNamespace(get_count=lambda: (self.fake.young, 0, 0))
         self.patch, self.danger, self.delay = patch, danger, delay
         self.enter()
+        at_once = partial(growth.Growth, collect=lambda _: 500_000)  # on this rank alone
+        patch.setattr(gc_item, "Growth", lambda memory, young, _: at_once(memory, young))
         config = PerfConfig(gc_interval=interval)
         self.upkeep = ScheduledCollection(Fit(config=config, environment=environment.read(), step=0, memory=dict))
-        self.upkeep._growth._collect = lambda _generation: 500_000  # at once, and on this rank alone
         self.collected = []
 
     def enter(self):
@@ -61,19 +63,19 @@ DANGER = st.sets(st.integers(1, STEPS), max_size=150) | st.builds(
     interval=st.integers(1, 150),
     window=st.integers(5, 60),
 )
-def test_ranks_collect_at_the_same_steps_whoever_is_in_danger(dangers, delays, interval, window):
+def test_ranks_collect_at_the_same_steps_whatever_grows(dangers, delays, interval, window):
     """What each asks for goes with each window; of the least, ranks hear before it holds, each at its own time."""
     with pytest.MonkeyPatch.context() as patch:
         ranks = [Rank(patch, *each, interval) for each in zip(dangers, delays, strict=False)]
-        said = {}
+        proposed = {}
         for number in range(1, STEPS + 1):
             for rank in ranks:
                 rank.step(number)
                 end = number - 1 - rank.delay * (NOTICE * window - 2) // 99
-                if end in said:
-                    rank.upkeep.adopted(said[end], end + NOTICE * window)
+                if end in proposed:
+                    rank.upkeep.adopted(proposed[end], end + NOTICE * window)
             if number % window == 0:
-                said[number] = {"gc_interval": min([rank.upkeep.proposals["gc_interval"] for rank in ranks])}
+                proposed[number] = {"gc_interval": min([rank.upkeep.proposals["gc_interval"] for rank in ranks])}
         for rank in ranks:
             rank.leave()
         first, *others = [rank.collected for rank in ranks]

@@ -25,7 +25,7 @@ def test_a_union_counts_each_moment_once(spans):
 
 
 @given(SPANS, SPANS)
-def test_a_difference_has_the_moments_of_one_side_alone(left, right):
+def test_a_difference_has_the_moments_of_its_first_side(left, right):
     assert moments(without(union(left), union(right))) == moments(left) - moments(right)
 
 

@@ -36,7 +36,7 @@ LINES = [encode(entry) for entry in [*a_fit(0, world_size=2), *a_fit(1, world_si
 
 @settings(max_examples=40)
 @given(st.integers(0, 2**32))
-def test_hostile_values_cost_no_more_than_what_they_say(seed):
+def test_hostile_values_cost_no_more_than_themselves(seed):
     chance = random.Random(seed)
     everything([json.dumps(twisted(json.loads(line), chance)) for line in LINES])
 

@@ -19,17 +19,17 @@ NOTES = st.builds(
 
 @given(st.dictionaries(st.integers(0, 9), NOTES, min_size=1), st.sets(st.integers(0, 9)), st.permutations(range(10)))
 def test_every_rank_is_accounted_for_and_their_order_does_not_matter(notes, silent, order):
-    found = blame(notes, silent, 10)
-    assert found.text == blame({rank: notes[rank] for rank in order if rank in notes}, silent, 10).text
-    assert {*found.causes} <= {*notes}
-    stuck = [rank for rank, one in notes.items() if one.state == STALLED]
-    assert found.causes or not stuck
-    assert found.text[0].isupper() or found.text[0].isdigit()
+    verdict = blame(notes, silent, 10)
+    assert verdict.text == blame({rank: notes[rank] for rank in order if rank in notes}, silent, 10).text
+    assert {*verdict.causes} <= {*notes}
+    stuck = [rank for rank, note in notes.items() if note.state == STALLED]
+    assert verdict.causes or not stuck
+    assert verdict.text[0].isupper() or verdict.text[0].isdigit()
 
 
 @given(NOTES)
-def test_notes_make_the_round_trip(one):
-    assert unpack(Note, pack(one)) == one
+def test_notes_make_the_round_trip(note):
+    assert unpack(Note, pack(note)) == note
 
 
 @given(st.lists(st.tuples(st.floats(0, 10**4), st.integers(0, 2)), max_size=60), st.floats(0.5, 100))

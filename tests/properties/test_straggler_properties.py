@@ -80,12 +80,7 @@ def test_the_verdict_is_the_same_if_ranks_are_relabelled(kwargs, order):
 
 
 @settings(max_examples=40)
-@given(
-    st.integers(0, 10**6),
-    st.integers(1, 8),
-    st.floats(0, 0.02),
-    st.sampled_from([0.0, 0.1, 0.3]),
-)
+@given(st.integers(0, 10**6), st.integers(1, 8), st.floats(0, 0.02), st.sampled_from([0.0, 0.1, 0.3]))
 def test_quiet_ranks_lose_nothing(seed, ranks, noise, ragged):
     stragglers = Stragglers()
     for first, signals in traces.windows(ranks, 100, seed=seed, noise=noise, ragged=ragged):

@@ -39,69 +39,61 @@ def naive(events):
     return steps
 
 
-def write(events, reads):
-    tape, now, done = Tape(), 0.0, []
+def tapes(events):
+    """A tape after each event, with the time and with the time of the last mark."""
+    tape, now, last = Tape(), 0.0, 0.0
     tape.begin(now)
-    for place, (mark, length) in enumerate(events):
+    for mark, length in events:
         if mark == "pause":
             tape.note(Pause(0, now, length, 0, automatic=True, here=True))
-            now += length
         else:
-            now += length
-            tape.write((mark, now))
-        if place in reads:
+            last = now + length
+            tape.write((mark, last))
+        now += length
+        yield tape, last
+
+
+def write(events, reads):
+    done = []
+    for place, (tape, _) in enumerate(tapes([*events, ("pause", 0.0)])):
+        if place in reads or place == len(events):
             done += tape.read()[0].rows
-    return done + tape.read()[0].rows
+    return done
+
+
+EVENTS = st.lists(st.tuples(MARKS | st.just(END) | st.just("pause"), SECONDS), max_size=40)
 
 
 @given(STEPS, st.lists(st.lists(SECONDS, min_size=7, max_size=7), max_size=8), st.sets(st.integers(0, 60)))
-def test_steps_of_the_same_marks_are_read_as_if_one_by_one(marks, lengths, reads):
+def test_steps_of_the_same_marks_are_read_as_by_a_naive_reader(marks, lengths, reads):
     events = [pair for times in lengths for pair in zip([*marks, END], times, strict=False)]
     assert [list(step) for step in write(events, reads)] == naive(events)
 
 
-@given(st.lists(st.tuples(MARKS | st.just(END) | st.just("pause"), SECONDS), max_size=40), st.sets(st.integers(0, 40)))
-def test_any_marks_and_pauses_are_read_as_if_one_by_one(events, reads):
+@given(EVENTS, st.sets(st.integers(0, 40)))
+def test_any_marks_and_pauses_are_read_as_by_a_naive_reader(events, reads):
     assert [list(step) for step in write(events, reads)] == naive(events)
 
 
-@given(st.lists(st.tuples(MARKS | st.just(END) | st.just("pause"), SECONDS), max_size=40))
-def test_what_was_read_is_gone_and_no_pause_is_lost(events):
-    tape = Tape()
-    tape.begin(0.0)
-    for mark, length in events:
-        if mark == "pause":
-            tape.note(Pause(0, 0.0, length, 0, automatic=True, here=True))
-        else:
-            tape.write((mark, 0.0))
-    done, told = tape.read()
-    assert (len(done.rows), len(told)) == (
-        [mark for mark, _ in events].count(END),
-        [m for m, _ in events].count("pause"),
-    )
-    assert tape.pairs == []
-    done, told = tape.read()
-    assert (done.rows, told) == ([], [])
+@given(EVENTS)
+def test_marks_that_were_read_are_gone_and_no_pause_is_lost(events):
+    *_, (tape, _) = tapes([*events, ("pause", 0.0)])
+    kinds = [mark for mark, _ in events]
+    for ends, pauses in ((kinds.count(END), kinds.count("pause") + 1), (0, 0)):
+        past, pauses_read = tape.read()
+        assert (len(past.rows), len(pauses_read), tape.pairs) == (ends, pauses, [])
 
 
-@given(st.lists(st.tuples(MARKS | st.just(END) | st.just("pause"), SECONDS), max_size=40), st.sets(st.integers(0, 40)))
+@given(EVENTS, st.sets(st.integers(0, 40)))
 def test_the_stage_and_its_beginning_are_known_at_any_time(events, reads):
-    tape, now, last = Tape(), 0.0, 0.0
-    tape.begin(now)
-    for place, (mark, length) in enumerate(events):
-        now += length
-        if mark == "pause":
-            tape.note(Pause(0, now, length, 0, automatic=True, here=True))
-        else:
-            last = now
-            tape.write((mark, now))
+    for place, (tape, last) in enumerate(tapes(events)):
         if place in reads:
             tape.read()
         assert tape.turned() == (tape.follow().stage, last)
         tape.unfollow()
 
 
-def test_nobody_listens_before_the_begin_nor_after_ignore():
+def test_marks_before_the_begin_or_after_ignore_are_dropped():
     tape = Tape()
     tape.write((Stage.FORWARD, 1.0))
     tape.begin(1.0)

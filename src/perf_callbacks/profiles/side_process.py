@@ -52,7 +52,7 @@ def done(trace: Path, kept: Path, last: int) -> dict[str, str | None]:
     except Exception as error:  # noqa: BLE001 a trace may hold anything
         answer["trouble"] = str(error) or type(error).__name__
     try:
-        size = _keep(trace, kept)
+        size = keep(trace, kept)
         if size > MOST_KEPT_BYTES:
             answer["unkept"] = f"it has {size / 1e6:.0f} MB, more than {MOST_KEPT_BYTES / 1e6:.0f} MB"
     except OSError as error:
@@ -62,7 +62,8 @@ def done(trace: Path, kept: Path, last: int) -> dict[str, str | None]:
     return answer
 
 
-def _keep(trace: Path, kept: Path) -> int:
+def keep(trace: Path, kept: Path) -> int:
+    """Compress the trace to its place, unless it is too large, and return its bytes."""
     try:
         importlib.import_module("perf_callbacks.kernel.records.atomic_file").replace(kept, _compressed(trace))
         size = kept.stat().st_size
