@@ -5,12 +5,11 @@ import math
 from perf_callbacks.advice.facts import Facts, Measured, finding, timed
 from perf_callbacks.advice.profiled_steps import on_device
 from perf_callbacks.kernel.records.fit_records import Finding
+from perf_callbacks.kernel.settings.config import LONGEST_TEXT
 
 GIGA = 1e9
 
 EAGER = 'Attention is not fused (attn_implementation="eager")'
-
-MOST_REASON = 120
 
 SHAPED = ("size", "stride", "shape")
 
@@ -189,7 +188,7 @@ def recompiling(facts: Facts, measured: Measured) -> Finding | None:
     if compilations.repeated:
         again = "once" if compilations.repeated == 1 else f"{compilations.repeated:,} times"
         evidence += f", {again} because a guard failed"
-        evidence += f" ({compilations.reason[:MOST_REASON]})" if compilations.reason else ""
+        evidence += f" ({compilations.reason[:LONGEST_TEXT]})" if compilations.reason else ""
         remedy = "TORCH_LOGS=recompiles, which names each guard that fails"
         if any(word in compilations.reason for word in SHAPED):
             least, most = RECOMPILED

@@ -24,11 +24,11 @@ from perf_callbacks.kernel.records.flops_record import Flops
 from perf_callbacks.kernel.records.machine_records import Memory, OutOfMemory, Use
 from perf_callbacks.kernel.records.module_records import ModuleWork
 from perf_callbacks.kernel.records.summary_parts import EnergySummary, MemorySummary
+from perf_callbacks.kernel.settings.config import LONGEST_TEXT
 from perf_callbacks.memory import out_of_memory_text
 from perf_callbacks.memory.device_readings import DeviceReadings, RankUse
 from perf_callbacks.memory.estimate import about_micro_batch, fitting_micro_batch, layers_of, layers_to_checkpoint
 from perf_callbacks.memory.out_of_memory import (
-    LONGEST,
     Holdings,
     coming_state_gb,
     failed_allocation,
@@ -286,7 +286,7 @@ class MemoryWatch(Observer):
         return OutOfMemory(
             step=self._recorder.step,
             device=kind,
-            error=message.partition("\n")[0][:LONGEST] or class_name(error),
+            error=message.partition("\n")[0][:LONGEST_TEXT] or class_name(error),
             stage=failure.stage,
             module=path,
             requested_gb=in_gb(requested_bytes(message)),

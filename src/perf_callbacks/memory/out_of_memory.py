@@ -24,8 +24,6 @@ from perf_callbacks.memory.use import GB
 
 MOST = 8
 
-LONGEST = 300  # characters of the error message in a report
-
 DEEPEST = 8  # errors examined in a chain of `__cause__`, and depth of nested containers
 
 MOST_LOOKS = 1000  # objects examined at each depth of nested containers

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from perf_callbacks.kernel.records.profile_record import ProfiledCopy, ProfiledOperation
+from perf_callbacks.kernel.settings.config import LONGEST_TEXT
 from perf_callbacks.profiles import kernel_classes, operation_flops
 from perf_callbacks.profiles.device import MICROSECOND, DeviceWork
 from perf_callbacks.profiles.host import Call
@@ -29,8 +30,6 @@ _FORMATS = {
     "signed char": "int8",
     "unsigned char": "uint8",
 }
-
-_LONGEST = 200
 
 
 def operations(work: Iterable[DeviceWork]) -> tuple[tuple[ProfiledOperation, ...], float | None]:
@@ -96,9 +95,9 @@ def _seconds(group: Iterable[DeviceWork]) -> float:
 def _operation(work: DeviceWork) -> tuple[str, str]:
     """Return name and input shapes of the innermost operation. A collective, or work of none, has its kernel's name."""
     if not work.origin.operations or work.kind == kernel_classes.COMMUNICATION:
-        return re.split(r"[(<]", work.name.removeprefix("void "))[0][:_LONGEST] or work.name[:_LONGEST], ""
+        return re.split(r"[(<]", work.name.removeprefix("void "))[0][:LONGEST_TEXT] or work.name[:LONGEST_TEXT], ""
     call = work.origin.operations[0]
-    return call.name[:_LONGEST], _shapes(call)[:_LONGEST]
+    return call.name[:LONGEST_TEXT], _shapes(call)[:LONGEST_TEXT]
 
 
 def _shapes(call: Call) -> str:
@@ -131,7 +130,7 @@ def _copy(work: DeviceWork) -> tuple[str, str, str] | None:
         kind, name = _conversion(chain), chain[-1].name
     else:
         return None
-    return kind, name[:_LONGEST], (work.origin.line or "")[:_LONGEST]
+    return kind, name[:LONGEST_TEXT], (work.origin.line or "")[:LONGEST_TEXT]
 
 
 def _conversion(chain: Iterable[Call]) -> str:

@@ -5,6 +5,7 @@ from dataclasses import asdict
 
 from perf_callbacks.kernel.records.flops_record import Flops
 from perf_callbacks.kernel.records.module_records import APART, ModuleWork
+from perf_callbacks.kernel.settings.config import LONGEST_TEXT
 from perf_callbacks.report import units
 from perf_callbacks.report.history import Attempt, possible
 from perf_callbacks.report.layout import COLUMNS, aligned, card, clean, ends, listed
@@ -12,8 +13,6 @@ from perf_callbacks.report.tables import CODE, GIGA, NUMBER, Table
 from perf_callbacks.report.units import DASH, percent, size
 
 MOST_ROWS = 10
-
-LONGEST_PATH = 200
 
 HEADINGS = ("module", "modules", "FLOPs", "share", "parameters", "activations")
 
@@ -48,7 +47,7 @@ def table(fit: Attempt) -> Table | None:
     count = last_count(fit)
     if count is None:
         return None
-    rows = [*_rows(count, LONGEST_PATH)]
+    rows = [*_rows(count, LONGEST_TEXT)]
     kinds = (CODE, *[NUMBER] * (len(HEADINGS) - 1))
     rest = f" The ten heaviest of {len(rows)} rows." if len(rows) > MOST_ROWS else ""
     note = f"From step {count.step:,}. Share: of all executed FLOPs.{rest}"
@@ -78,7 +77,7 @@ def _rows(count: Flops, longest: int) -> Iterable[tuple[str, ...]]:
         share = line.hardware_flops / count.hardware_flops if count.hardware_flops > 0 else None
         held = line.activation_bytes
         yield (
-            ends(clean(line.name, LONGEST_PATH), longest),
+            ends(clean(line.name, LONGEST_TEXT), longest),
             DASH if line.path in APART and not line.modules else f"{line.modules:,}",
             units.count(line.hardware_flops) if possible(line.hardware_flops) else DASH,
             percent(share),

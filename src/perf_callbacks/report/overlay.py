@@ -5,6 +5,7 @@ from dataclasses import asdict
 from typing import Any
 
 from perf_callbacks.kernel.records.fit_records import Run
+from perf_callbacks.kernel.settings.config import LONGEST_TEXT
 from perf_callbacks.report import comparison_text, run_title
 from perf_callbacks.report.comparability import Values
 from perf_callbacks.report.comparison import Comparison, compare
@@ -18,8 +19,6 @@ from perf_callbacks.report.work_rate import WorkRate
 
 FAIL_OVER = 0.05
 """Relative change that counts as worse or better, as in `perf-callbacks compare`."""
-
-LONGEST = 200
 
 DECISIVE = (
     "program",
@@ -79,7 +78,7 @@ def _comparison(comparison: Comparison) -> Table:
     note = [f"{comparison_text.verdict(comparison)}. Measured steps: {steps}."]
     for reason in dict.fromkeys(comparison.not_compared.values()) if alike else ():
         names = [name for name, why in comparison.not_compared.items() if why == reason]
-        note.append(f"No verdict on {', '.join(names)}: {clean(reason, LONGEST)}.")
+        note.append(f"No verdict on {', '.join(names)}: {clean(reason, LONGEST_TEXT)}.")
     return Table("Comparison", [("metric", LABEL), *columns, ("verdict", TEXT)], rows, " ".join(note))
 
 
@@ -95,7 +94,7 @@ def _facts(fit: FitHistory, other: FitHistory) -> Iterator[tuple[str, tuple[Any,
 
 def _table(differences: Values) -> Table | None:
     rows = [
-        (clean(WORDS.get(name, name)).replace("_", " "), clean(a, LONGEST), clean(b, LONGEST))
+        (clean(WORDS.get(name, name)).replace("_", " "), clean(a, LONGEST_TEXT), clean(b, LONGEST_TEXT))
         for name, (a, b) in differences.items()
     ]
     columns = [("what", TEXT), ("A", CODE), ("B", CODE)]

@@ -16,7 +16,7 @@ from perf_callbacks.kernel.process.stacks import Stack
 from perf_callbacks.kernel.process.watchdog import PERIOD_SECONDS, WATCHDOG
 from perf_callbacks.kernel.records.rank_records import Stall
 from perf_callbacks.kernel.records.summary_parts import StallSummary
-from perf_callbacks.kernel.settings.config import printable
+from perf_callbacks.kernel.settings.config import LONGEST_TEXT, printable
 from perf_callbacks.ranks import exchange
 from perf_callbacks.ranks.exchange import Exchange
 from perf_callbacks.stalls import workers
@@ -27,9 +27,6 @@ ALONE_SECONDS = 8.0
 """Silence of the job's store in a stall after which a rank reports its own position."""
 
 CHANNEL = "stalls"
-
-MOST_LETTERS = 200
-"""Of an exception that a rank sends to other ranks."""
 
 NOWHERE = Stack((), "", waits=False)
 """The stack can't be read."""
@@ -158,7 +155,7 @@ class StallWatch(Observer):
             waits=self._stack.waits,
             place=self._stack.place,
             left=self._left_at == self._engine.step,
-            failure=printable(self._recorder.failure or "")[:MOST_LETTERS] if state == ENDED else "",
+            failure=printable(self._recorder.failure or "")[:LONGEST_TEXT] if state == ENDED else "",
             worker=self._worker() if state == STALLED else "",
         )
 

@@ -13,8 +13,8 @@ from torch import nn
 from perf_callbacks.kernel.failures import guard
 from perf_callbacks.kernel.fit.setup import Setup
 from perf_callbacks.kernel.foreign_errors import let_pass
+from perf_callbacks.kernel.settings.config import LONGEST_RECORDED
 
-_LONGEST = 4096
 _HIDDEN = "***"
 _JOB_IDS = "SLURM_JOB_ID", "LSB_JOBID", "PBS_JOBID", "FLUX_JOB_ID", "TORCHELASTIC_RUN_ID"
 
@@ -81,7 +81,7 @@ def command_line(arguments: Sequence[str]) -> str:
         named = _NAMED.sub(rf"\g<1>{_HIDDEN}", argument)
         shown.append(_HIDDEN if hide else _KNOWN.sub(_HIDDEN, _IN_URL.sub(rf"\g<1>{_HIDDEN}@", named)))
         hide = not hide and argument.startswith("-") and _NAME.fullmatch(argument) is not None
-    return shlex.join(shown)[:_LONGEST]
+    return shlex.join(shown)[:LONGEST_RECORDED]
 
 
 def model_name(model: nn.Module) -> str:
