@@ -6,8 +6,7 @@ from perf_callbacks.advice.facts import Facts, Measured, finding, timed
 from perf_callbacks.advice.profiled_steps import on_device
 from perf_callbacks.kernel.records.fit_records import Finding
 from perf_callbacks.kernel.settings.config import LONGEST_TEXT
-
-GIGA = 1e9
+from perf_callbacks.kernel.units import GB
 
 EAGER = 'Attention is not fused (attn_implementation="eager")'
 
@@ -97,7 +96,7 @@ def recompute(facts: Facts, measured: Measured) -> Finding | None:
     seconds = max(estimate, min(FORWARDS * measured.model("forward"), RECOMPUTED[1] * estimate))
     evidence = f"Recomputation for activation checkpointing takes {again / work.hardware_flops:.0%} of executed FLOPs"
     if facts.accelerator is None and facts.memory_available is not None:
-        evidence += f" while {facts.memory_available / GIGA:.0f} GB of memory are free"
+        evidence += f" while {facts.memory_available / GB:.0f} GB of memory are free"
     remedy = "checkpointing fewer layers, or none"
     if facts.checkpointing is not None:
         remedy = f"model.{facts.checkpointing}_disable(), or checkpointing fewer layers"

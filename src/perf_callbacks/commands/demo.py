@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from perf_callbacks.commands.outcomes import JSON_SCHEMA
 from perf_callbacks.commands.try_program import INTERRUPTED, Stop
 from perf_callbacks.kernel.plural import plural
 from perf_callbacks.kernel.process import terminal
@@ -20,9 +21,6 @@ if TYPE_CHECKING:
     from perf_callbacks.launch.demo.two_runs import TwoRuns
 
 SUMMARY: str = "train a small model with a hidden fault, read the verdict, and measure what its remedy gains"
-
-JSON_SCHEMA = 1
-"""Incremented when a key is removed or changes its meaning."""
 
 LEAST_SECONDS = 11.0
 """A verdict needs ten seconds of steps after the first steps."""

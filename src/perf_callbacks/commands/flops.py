@@ -10,6 +10,7 @@ from perf_callbacks.flops.calculator.architecture import LARGEST, Architecture, 
 from perf_callbacks.flops.calculator.conventions import CONVENTIONS, ConventionWork, step_flops
 from perf_callbacks.flops.peaks import peak_rates as peaks
 from perf_callbacks.kernel.settings.config import ConfigError
+from perf_callbacks.kernel.units import TERA
 from perf_callbacks.report.layout import aligned
 from perf_callbacks.report.units import DASH, percent
 
@@ -73,7 +74,7 @@ def run(arguments: argparse.Namespace) -> int:
     for name in CONVENTIONS:
         flops, executed = step_flops(name, model, work)
         mfu, hfu = of_a_gpu(flops, peak), of_a_gpu(executed, peak)
-        tflops = [of_a_gpu(flops, peaks.TERA), of_a_gpu(executed, peaks.TERA)]
+        tflops = [of_a_gpu(flops, TERA), of_a_gpu(executed, TERA)]
         rows[name] = dict(zip(_FIGURES, (flops, executed, tflops[0], mfu, hfu), strict=True))
         ours = rows["matmul"]["model_flops_per_step"]
         shown = zip(

@@ -18,9 +18,9 @@ from perf_callbacks.kernel.fit.module_paths import ModulePaths
 from perf_callbacks.kernel.foreign_errors import frames_of
 from perf_callbacks.kernel.records.machine_records import HeldMemory
 from perf_callbacks.kernel.records.module_records import APART, ModuleWork
+from perf_callbacks.kernel.units import GB
 from perf_callbacks.memory.out_of_memory_text import EVALUATION
 from perf_callbacks.memory.step_memory import sizes
-from perf_callbacks.memory.use import GB
 
 MOST = 8
 

@@ -9,12 +9,7 @@ from typing import NamedTuple
 
 from perf_callbacks.kernel.records.machine_records import Memory
 from perf_callbacks.kernel.records.summary_parts import MemorySummary
-
-GB = 1e9
-
-MB = 1e6
-
-HOUR_SECONDS = 3600.0
+from perf_callbacks.kernel.units import GB, HOUR_SECONDS
 
 WARM_UP = 1 / 3  # share of a run's readings, during which caches and allocators grow
 

@@ -6,8 +6,9 @@ from typing import Any
 
 from perf_callbacks.kernel.records.profile_record import ProfiledCopy, ProfiledOperation
 from perf_callbacks.kernel.settings.config import LONGEST_TEXT
+from perf_callbacks.kernel.units import MICROSECOND
 from perf_callbacks.profiles import kernel_classes, operation_flops
-from perf_callbacks.profiles.device import MICROSECOND, DeviceWork
+from perf_callbacks.profiles.device import DeviceWork
 from perf_callbacks.profiles.host import Call
 
 MOST = 10

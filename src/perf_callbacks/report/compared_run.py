@@ -6,10 +6,10 @@ from functools import partial
 from math import isnan
 from statistics import fmean
 
-from perf_callbacks.flops.peaks.peak_rates import TERA
 from perf_callbacks.kernel.records.fit_records import Checklist, Run, Summary
 from perf_callbacks.kernel.records.machine_records import Memory, Use
 from perf_callbacks.kernel.records.summary_parts import FlopsSummary
+from perf_callbacks.kernel.units import TERA
 from perf_callbacks.memory.use import known
 from perf_callbacks.report.batch_means import Estimate, quick, ratio
 from perf_callbacks.report.history import STEP_COLUMNS, Attempt, possible

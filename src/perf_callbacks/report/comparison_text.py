@@ -3,8 +3,8 @@
 import re
 from typing import Any
 
-from perf_callbacks.flops.peaks.peak_rates import TERA
 from perf_callbacks.kernel.settings.config import LONGEST_TEXT
+from perf_callbacks.kernel.units import TERA
 from perf_callbacks.report import machine_load
 from perf_callbacks.report.batch_means import Change
 from perf_callbacks.report.comparability import Values

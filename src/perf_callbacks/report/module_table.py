@@ -6,10 +6,11 @@ from dataclasses import asdict
 from perf_callbacks.kernel.records.flops_record import Flops
 from perf_callbacks.kernel.records.module_records import APART, ModuleWork
 from perf_callbacks.kernel.settings.config import LONGEST_TEXT
+from perf_callbacks.kernel.units import GB
 from perf_callbacks.report import units
 from perf_callbacks.report.history import Attempt, possible
 from perf_callbacks.report.layout import COLUMNS, aligned, card, clean, ends, listed
-from perf_callbacks.report.tables import CODE, GIGA, NUMBER, Table
+from perf_callbacks.report.tables import CODE, NUMBER, Table
 from perf_callbacks.report.units import DASH, percent, size
 
 MOST_ROWS = 10
@@ -82,5 +83,5 @@ def _rows(count: Flops, longest: int) -> Iterable[tuple[str, ...]]:
             units.count(line.hardware_flops) if possible(line.hardware_flops) else DASH,
             percent(share),
             DASH if line.parameters is None else f"{line.parameters:,}",
-            DASH if held is None or not possible(held) else size(held / GIGA),
+            DASH if held is None or not possible(held) else size(held / GB),
         )

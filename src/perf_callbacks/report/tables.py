@@ -14,6 +14,7 @@ from perf_callbacks.kernel.records.fit_records import Checklist, Finding, Gc, Sp
 from perf_callbacks.kernel.records.flops_record import Flops
 from perf_callbacks.kernel.records.rank_records import Stall
 from perf_callbacks.kernel.settings.config import LONGEST_RECORDED
+from perf_callbacks.kernel.units import GB
 from perf_callbacks.report import units
 from perf_callbacks.report.history import FitHistory
 from perf_callbacks.report.series import OWN, STAGES, WAITING, Outlier, kept
@@ -22,8 +23,6 @@ from perf_callbacks.stragglers.text import NAMES, REMEDIES, rank_numbers, verdic
 
 TEXT, NUMBER, CODE, LABEL = "text", "number", "code", "label"
 """Kinds of columns. The page never breaks a `LABEL` into several lines."""
-
-GIGA = 1e9
 
 MOST_ROWS = 50
 
@@ -148,10 +147,7 @@ def uncounted(count: Flops, summary: Summary | None) -> Table:
     rows = [
         *[("not counted", name, f"{calls:,} calls") for name, calls in count.uncounted.items()],
         *[("error in counting", name, f"{calls:,} calls") for name, calls in count.errors.items()],
-        *[
-            ("large copy", f"{name} {shape}", size(count_of_bytes / GIGA))
-            for name, shape, count_of_bytes in count.copies
-        ],
+        *[("large copy", f"{name} {shape}", size(count_of_bytes / GB)) for name, shape, count_of_bytes in count.copies],
         *[("host waits for the device", line, f"{times:,} times") for line, times in count.reads.items()],
         *[("values read by Python", line, f"{times:,} values") for line, times in count.values_read.items()],
     ]
