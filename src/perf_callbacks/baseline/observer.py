@@ -9,6 +9,7 @@ from typing_extensions import override
 from perf_callbacks.baseline import ledger
 from perf_callbacks.baseline.ledger import LedgerLine
 from perf_callbacks.baseline.standing import against_runs, line
+from perf_callbacks.kernel.clock import CLOSE_SECONDS
 from perf_callbacks.kernel.engine.observer import Observer
 from perf_callbacks.kernel.failures import guard, logs
 from perf_callbacks.kernel.fit.recorder import Recorder, log
@@ -26,8 +27,6 @@ EARLY_SECONDS = 10.0
 """Least duration of the compared steps. In their first second, even equal runs differ much."""
 
 RUNS = 5
-
-CLOSE_SECONDS = 1.0
 
 
 def begin(recorder: Recorder, training: Training) -> "BaselineWatch | None":

@@ -10,8 +10,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from perf_callbacks.commands.outcomes import JSON_SCHEMA
-from perf_callbacks.commands.try_program import INTERRUPTED, Stop
+from perf_callbacks.commands.outcomes import JSON_SCHEMA, ExitStatus
+from perf_callbacks.commands.try_program import Stop
 from perf_callbacks.kernel.plural import plural
 from perf_callbacks.kernel.process import terminal
 from perf_callbacks.kernel.settings.config import ConfigError, printable
@@ -68,7 +68,7 @@ def run(arguments: argparse.Namespace) -> int:
             status = 1
         except two_runs.StoppedError:
             say(f"Interrupted. {directory} has the journals so far: `perf-callbacks show` reads them.")
-            status = INTERRUPTED
+            status = ExitStatus.INTERRUPTED
     if arguments.json:
         print(json.dumps(facts(pair, cpus), indent=2, allow_nan=False))
     if arguments.open and pair.report is not None:

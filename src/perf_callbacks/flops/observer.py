@@ -23,6 +23,7 @@ from perf_callbacks.flops.model_copy import ModelCopy
 from perf_callbacks.flops.offline import Example, example_of
 from perf_callbacks.flops.training_filter import TrainingFilter
 from perf_callbacks.kernel.batches.tensors import ShapeKey
+from perf_callbacks.kernel.clock import PATIENCE_SECONDS, PATIENCE_STEPS
 from perf_callbacks.kernel.engine.marks import ONE_MORE_FORWARD
 from perf_callbacks.kernel.engine.observer import Observer
 from perf_callbacks.kernel.engine.steps import COUNTED, RECOUNTED, plus
@@ -43,9 +44,6 @@ MOST_OPERATIONS = 50_000
 MOST_STEPS = 3
 LEAST_SECONDS = 0.5
 """With one rank, a count also ends after three times the first step, but not within half a second: noise."""
-
-PATIENCE_SECONDS = 5.0
-PATIENCE_STEPS = 20  # longest pause of operations in a count, whichever is longer: the loop may have ended
 
 LOOPS = ("loop", "accelerate")  # a plain loop may run a forward without calling a watched function
 

@@ -7,6 +7,17 @@ from time import monotonic, perf_counter, process_time, sleep, time as unix_time
 
 __all__ = ["cpu_seconds_of", "monotonic", "perf_counter", "process_time", "seconds_since_boot", "sleep", "unix_time"]
 
+CLOSE_SECONDS = 2.0
+"""Longest wait of the end of a fit, or of the interpreter, for another thread. On a machine with free CPUs and a disk
+that answers, it takes milliseconds."""
+
+POLL_SECONDS = 0.02
+"""Between two looks at a process that should end soon."""
+
+PATIENCE_SECONDS = 5.0
+PATIENCE_STEPS = 20
+"""A fit has probably ended, or hangs, if nothing happens for `PATIENCE_SECONDS`, and for the time of so many steps."""
+
 
 def cpu_seconds_of(thread: int) -> Callable[[], float] | None:
     """Return a reader of a running thread's CPU time, if the system has it. More exact than /proc; it keeps the GIL."""

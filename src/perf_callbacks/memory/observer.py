@@ -25,6 +25,7 @@ from perf_callbacks.kernel.records.machine_records import Memory, OutOfMemory, U
 from perf_callbacks.kernel.records.module_records import ModuleWork
 from perf_callbacks.kernel.records.summary_parts import EnergySummary, MemorySummary
 from perf_callbacks.kernel.settings.config import LONGEST_TEXT
+from perf_callbacks.kernel.units import GB, MB
 from perf_callbacks.memory import out_of_memory_text
 from perf_callbacks.memory.device_readings import DeviceReadings, RankUse
 from perf_callbacks.memory.estimate import about_micro_batch, fitting_micro_batch, layers_of, layers_to_checkpoint
@@ -37,7 +38,7 @@ from perf_callbacks.memory.out_of_memory import (
 )
 from perf_callbacks.memory.out_of_memory_text import EVALUATION
 from perf_callbacks.memory.step_memory import StepMemory
-from perf_callbacks.memory.use import GB, MB, MemoryReading, MemoryUse, Series, in_gb, leak, slope
+from perf_callbacks.memory.use import MemoryReading, MemoryUse, Series, in_gb, leak, slope
 
 PERIOD_SECONDS = 10.0
 

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
+from perf_callbacks.kernel.batches.tensors import DEEPEST
 from perf_callbacks.kernel.failures import message_of
 from perf_callbacks.kernel.fit.first_batch import tensors
 from perf_callbacks.kernel.fit.module_paths import ModulePaths
@@ -23,8 +24,6 @@ from perf_callbacks.memory.out_of_memory_text import EVALUATION
 from perf_callbacks.memory.step_memory import sizes
 
 MOST = 8
-
-DEEPEST = 8  # errors examined in a chain of `__cause__`, and depth of nested containers
 
 MOST_LOOKS = 1000  # objects examined at each depth of nested containers
 

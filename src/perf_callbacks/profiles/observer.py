@@ -10,7 +10,7 @@ from typing import Any
 
 from typing_extensions import override
 
-from perf_callbacks.kernel.clock import monotonic, sleep
+from perf_callbacks.kernel.clock import POLL_SECONDS, monotonic, sleep
 from perf_callbacks.kernel.engine.observer import Observer
 from perf_callbacks.kernel.engine.steps import NEVER, PROFILED
 from perf_callbacks.kernel.failures import describe, guard, logs
@@ -41,8 +41,6 @@ MOST_TRIES = 3  # an attempt fails if an evaluation or a checkpoint comes in its
 MOST_SECONDS = 60.0  # seconds after which a profile records no further step
 
 CLOSE_SECONDS = 5.0  # longest wait of a fit's end for the side process
-
-POLL_SECONDS = 0.02
 
 NO_WISH = 10**12  # no proposal: larger than every proposal, because all ranks follow the smallest number
 

@@ -14,7 +14,7 @@ import weakref
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from perf_callbacks.kernel.clock import monotonic, sleep
+from perf_callbacks.kernel.clock import CLOSE_SECONDS, monotonic, sleep
 from perf_callbacks.kernel.engine.windows import JobSettings, Part, WindowReader
 from perf_callbacks.kernel.fit.place import Place, run_id
 from perf_callbacks.kernel.fit.recorder import Recorder
@@ -30,12 +30,6 @@ from perf_callbacks.ranks.rounds import MANY, SOON, Follower, Rounds
 
 AGREE_SECONDS = 5.0
 """Longest wait of a fit's start for rank 0."""
-
-CLOSE_SECONDS = 2.0
-"""Longest wait of a fit's end for the side thread. If the store answers, it ends at once."""
-
-EXIT_SECONDS = 1.0
-"""Longest wait of the interpreter's exit for the side threads."""
 
 log = logging.getLogger("perf_callbacks")
 
@@ -281,7 +275,7 @@ def _at_exit() -> None:
     talks = list(_running)
     for talk in talks:
         talk.end(politely=False)
-    deadline = monotonic() + EXIT_SECONDS
+    deadline = monotonic() + CLOSE_SECONDS
     for talk in talks:
         talk.wait(deadline - monotonic())
 

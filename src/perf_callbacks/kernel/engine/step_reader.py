@@ -9,7 +9,7 @@ from threading import RLock
 from typing import Any, Protocol
 
 from perf_callbacks.kernel.batches.reader import Batch, nothing, together
-from perf_callbacks.kernel.clock import sleep
+from perf_callbacks.kernel.clock import PATIENCE_STEPS, sleep
 from perf_callbacks.kernel.engine.account import BEGINNING
 from perf_callbacks.kernel.engine.ledger import MOST_UNTOLD, Ledger
 from perf_callbacks.kernel.engine.marks import Calls, Mark, Pause
@@ -23,9 +23,8 @@ from perf_callbacks.kernel.records.fit_records import Record
 MOMENT_SECONDS = 0.05
 """Longest wait for another thread that reads steps."""
 
-DRAIN_SECONDS, DRAIN_STEPS = 1.0, 20
-"""Longest waits for the device at a fit's end: seconds, or longest steps if these take longer and nothing has
-failed."""
+DRAIN_SECONDS = 1.0
+"""Longest wait for the device at a fit's end, or `PATIENCE_STEPS` if these take longer and nothing has failed."""
 
 
 LONG_SECONDS = 5.0
@@ -115,7 +114,7 @@ class StepReader:
         began = clock()
         while not self.collect() and not (self._device is not None and self._device.capturing()):
             longest = self.longest_step or self.longest_timed  # a first step may compile for minutes
-            if clock() - began > max(DRAIN_SECONDS, 0 if failed else DRAIN_STEPS * longest):
+            if clock() - began > max(DRAIN_SECONDS, 0 if failed else PATIENCE_STEPS * longest):
                 return
             sleep(0.001)
 

@@ -8,6 +8,7 @@ from threading import Lock, Thread
 
 from typing_extensions import override
 
+from perf_callbacks.kernel.clock import CLOSE_SECONDS
 from perf_callbacks.kernel.engine.observer import Observer
 from perf_callbacks.kernel.failures import describe, guard, logs
 from perf_callbacks.kernel.fit.recorder import Recorder, log
@@ -20,9 +21,6 @@ from perf_callbacks.kernel.records.fit_records import Record, Summary
 
 REPLACE_SECONDS = 10.0
 """Between two replacements of the file, if the watchdog ticks in time."""
-
-CLOSE_SECONDS = 1.0
-"""Longest wait of the end of a fit for another thread that writes the file."""
 
 
 def begin(recorder: Recorder, _training: Training) -> "SummaryFile | None":

@@ -13,7 +13,7 @@ from itertools import chain
 from pathlib import Path
 from typing import BinaryIO
 
-from perf_callbacks.kernel.clock import perf_counter
+from perf_callbacks.kernel.clock import CLOSE_SECONDS, perf_counter
 from perf_callbacks.kernel.foreign_errors import let_pass, suppress
 from perf_callbacks.kernel.records.codec import Entry, decode, encode
 from perf_callbacks.kernel.records.fit_records import Checklist, Gc, Record, Run, Steps, Summary
@@ -38,9 +38,6 @@ PENDING = 256
 
 MOST_PENDING = 4096
 """Records that are kept while the disk doesn't answer. The oldest are dropped first."""
-
-CLOSE_SECONDS = 1.0
-"""Longest wait of a fit's end for another thread's write."""
 
 LONG_PAUSE = 0.001
 """Once the journal is full, shorter collections are no longer written."""

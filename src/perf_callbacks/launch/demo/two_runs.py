@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from perf_callbacks.kernel.clock import sleep
+from perf_callbacks.kernel.clock import POLL_SECONDS, sleep
 from perf_callbacks.kernel.foreign_errors import suppress
 from perf_callbacks.kernel.records.fit_records import Finding, Summary
 from perf_callbacks.kernel.records.journal_file import files, read
@@ -25,8 +25,8 @@ AS_IT_IS, REMEDIED = "as_it_is", "with_remedy"
 BUSY = 0.1
 """A wait for a CPU is mentioned from this share of the run's time on."""
 
-POLL_SECONDS, PATIENCE_SECONDS = 0.05, 3.0
-"""Between two looks at the program, and after SIGTERM until its end."""
+PATIENCE_SECONDS = 3.0
+"""From SIGTERM to the program's end."""
 
 LOOPBACK = {"linux": "lo", "darwin": "lo0"}
 
