@@ -14,6 +14,7 @@ from perf_callbacks.kernel.fit.recorder import Recorder, log
 from perf_callbacks.kernel.fit.setup import Training
 from perf_callbacks.kernel.process import terminal
 from perf_callbacks.kernel.records.fit_records import Summary
+from perf_callbacks.kernel.records.shares import LARGE
 from perf_callbacks.kernel.records.summary_parts import GcSummary
 from perf_callbacks.report import cards
 
@@ -21,8 +22,6 @@ WINDOW_SECONDS = 60.0
 """Each line is about one window; windows follow each other without gaps."""
 
 QUIET_SECONDS = 600.0
-
-LARGE = 0.1
 
 WHOLE_FIT = frozenset({stall.CAUSE, cpu.CAUSE, cpu.THREADS, drift.CAUSE, startup.CAUSE, throttle.CAUSE, "compile"})
 """Causes that are not shown: stalls, which the log reports, and causes that are measured over the whole fit."""

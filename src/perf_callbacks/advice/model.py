@@ -5,6 +5,7 @@ import math
 from perf_callbacks.advice.facts import Facts, Measured, finding, timed
 from perf_callbacks.advice.profiled_steps import on_device
 from perf_callbacks.kernel.records.fit_records import Finding
+from perf_callbacks.kernel.records.shares import LARGE
 from perf_callbacks.kernel.settings.config import LONGEST_TEXT
 from perf_callbacks.kernel.units import GB
 
@@ -67,8 +68,6 @@ Small batches take longer per token, and some padding stays. In `benchmarks/prom
 1.05 times that time.
 """
 
-MUCH_PADDING = 0.1
-
 SIZES = (1024, 16_384, math.inf)
 
 REACHED_BEFORE, REACHED_AFTER = 0.7, 0.3
@@ -111,7 +110,7 @@ def recompute(facts: Facts, measured: Measured) -> Finding | None:
 def padded(facts: Facts, measured: Measured) -> Finding | None:
     tokens, useful = measured.summary.included_tokens, measured.summary.included_useful_tokens
     part = 0.0 if not tokens or useful is None else 1 - useful / tokens
-    if part < MUCH_PADDING:
+    if part < LARGE:
         return None
     evidence = f"{part:.0%} of the tokens are padding"
     grouped = facts.option("train_sampling_strategy", '"group_by_length"') or facts.option(

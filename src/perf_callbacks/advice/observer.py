@@ -31,6 +31,7 @@ from perf_callbacks.kernel.foreign_errors import let_pass, suppress
 from perf_callbacks.kernel.process import cpu_time, device as devices, processes
 from perf_callbacks.kernel.records.fit_records import Finding, Record, Summary
 from perf_callbacks.kernel.records.profile_record import Profile
+from perf_callbacks.kernel.records.shares import MAJORITY
 from perf_callbacks.kernel.records.summary_parts import CpuSummary
 from perf_callbacks.loaders.epoch_waits import EpochWaits
 from perf_callbacks.ranks import exchange
@@ -40,9 +41,6 @@ ADVICE = "The advice"
 
 EAGER = ("attn_logit_softcapping", "output_attentions")
 """Only eager attention supports these settings of models."""
-
-QUOTA_PART = 0.5
-"""The CPU quota is named only if it caused more than this part of the training thread's waits for a CPU."""
 
 MOST_WANTED = 3.0
 """Upper limit for the CPU time that other programs need, divided by what they get."""
@@ -238,7 +236,7 @@ class _Since:
             "left_cpus": self._left(self._others(idle, seconds), min(MOST_WANTED, 1 + queued / ran)),
             "idle_share": max(0.0, 1 - (ran + queued) / seconds),
             "starved_share": queued / seconds,
-            "quota_reached": stopped / max(1, self._own or len(self._cpus)) > QUOTA_PART * queued,
+            "quota_reached": stopped / max(1, self._own or len(self._cpus)) > MAJORITY * queued,
             "free_cpus": None if idle is None else self._own * min(1.0, idle / len(self._cpus)),
         }
 

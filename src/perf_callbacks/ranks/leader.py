@@ -10,6 +10,7 @@ from perf_callbacks.kernel.clock import perf_counter, sleep
 from perf_callbacks.kernel.engine.windows import GatheredWindow, JobSettings, WindowReader, with_holds
 from perf_callbacks.kernel.failures import describe, guard
 from perf_callbacks.kernel.foreign_errors import let_pass
+from perf_callbacks.kernel.plural import MOST_RANKS
 from perf_callbacks.kernel.records.codec import pack
 from perf_callbacks.kernel.records.fit_records import Window
 from perf_callbacks.ranks.bundles import Bundle, Combination
@@ -40,9 +41,6 @@ MOST_READ, MOST_BYTES = 32, 400_000
 LATE_SECONDS = 1.0
 """After a deadline, so late a first round means that rank 0 was suspended, with the store. The window then stays
 open for so many seconds more."""
-
-MOST_SHOWN = 8
-"""Missing ranks that the warning names."""
 
 OWN = -1
 """Key of rank 0's own part in `_Pending.bundles`, which doesn't go through the store."""
@@ -242,7 +240,7 @@ class Leader(Rounds):
         if self._warned:
             return
         self._warned = True
-        shown = ", ".join(map(str, missing[:MOST_SHOWN]))
+        shown = ", ".join(map(str, missing[:MOST_RANKS]))
         log.warning(
             "perf_callbacks: no message came from %d of %d ranks for steps %d to %d (rank %s%s). "
             "Rates of the job are left out while ranks are missing.",
@@ -251,7 +249,7 @@ class Leader(Rounds):
             bundle.first_step,
             bundle.first_step + bundle.length - 1,
             shown,
-            ", …" if len(missing) > MOST_SHOWN else "",
+            ", …" if len(missing) > MOST_RANKS else "",
         )
 
     def _take_back(self, board: StoreNotes | FileNotes) -> None:

@@ -4,11 +4,12 @@ import re
 from collections.abc import Collection, Iterable, Sequence
 from textwrap import wrap
 
+from perf_callbacks.kernel.process.terminal import COLUMNS
 from perf_callbacks.report.units import DASH
 
-COLUMNS = 80
-
 INDENT = 2
+
+MOST_NAMES = 3
 
 LONGEST = 60
 
@@ -81,14 +82,14 @@ def ends(path: str, longest: int) -> str:
     return path if len(path) <= longest else "…" + path[len(path) - longest + 1 :]
 
 
-def few(names: Sequence[str], most: int) -> str:
-    """List at most the first `most` names.
+def few(names: Sequence[str]) -> str:
+    """List at most the first `MOST_NAMES` names.
 
-    >>> few(["a", "b"], 2), few(["a", "b", "c"], 2)
-    ('a, b', 'a, b and 1 more')
+    >>> few(["a", "b"]), few(["a", "b", "c", "d"])
+    ('a, b', 'a, b, c and 1 more')
     """
-    rest = f" and {len(names) - most:,} more" if len(names) > most else ""
-    return ", ".join(names[:most]) + rest
+    rest = f" and {len(names) - MOST_NAMES:,} more" if len(names) > MOST_NAMES else ""
+    return ", ".join(names[:MOST_NAMES]) + rest
 
 
 def listed(ranks: Sequence[int]) -> str:

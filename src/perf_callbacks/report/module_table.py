@@ -3,17 +3,17 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 
+from perf_callbacks.kernel.process.terminal import COLUMNS
 from perf_callbacks.kernel.records.flops_record import Flops
 from perf_callbacks.kernel.records.module_records import APART, ModuleWork
 from perf_callbacks.kernel.settings.config import LONGEST_TEXT
 from perf_callbacks.kernel.units import GB
+from perf_callbacks.profiles.heaviest import MOST_HEAVIEST
 from perf_callbacks.report import units
 from perf_callbacks.report.history import Attempt, possible
-from perf_callbacks.report.layout import COLUMNS, aligned, card, clean, ends, listed
+from perf_callbacks.report.layout import aligned, card, clean, ends, listed
 from perf_callbacks.report.tables import CODE, NUMBER, Table
 from perf_callbacks.report.units import DASH, percent, size
-
-MOST_ROWS = 10
 
 HEADINGS = ("module", "modules", "FLOPs", "share", "parameters", "activations")
 
@@ -50,9 +50,9 @@ def table(fit: Attempt) -> Table | None:
         return None
     rows = [*_rows(count, LONGEST_TEXT)]
     kinds = (CODE, *[NUMBER] * (len(HEADINGS) - 1))
-    rest = f" The ten heaviest of {len(rows)} rows." if len(rows) > MOST_ROWS else ""
+    rest = f" The ten heaviest of {len(rows)} rows." if len(rows) > MOST_HEAVIEST else ""
     note = f"From step {count.step:,}. Share: of all executed FLOPs.{rest}"
-    return Table("FLOPs by module", [*zip(HEADINGS, kinds, strict=True)], rows[:MOST_ROWS], note)
+    return Table("FLOPs by module", [*zip(HEADINGS, kinds, strict=True)], rows[:MOST_HEAVIEST], note)
 
 
 def last_count(fit: Attempt) -> Flops | None:

@@ -5,6 +5,7 @@ from dataclasses import asdict
 from typing import Any
 
 from perf_callbacks.kernel.records.fit_records import Run
+from perf_callbacks.kernel.records.shares import NOTABLE
 from perf_callbacks.kernel.settings.config import LONGEST_TEXT
 from perf_callbacks.report import comparison_text, run_title
 from perf_callbacks.report.comparability import Values
@@ -16,9 +17,6 @@ from perf_callbacks.report.tables import CODE, LABEL, MOST_ROWS, NUMBER, TEXT, T
 from perf_callbacks.report.tiles import tiles
 from perf_callbacks.report.units import DASH, duration
 from perf_callbacks.report.work_rate import WorkRate
-
-FAIL_OVER = 0.05
-"""Relative change that counts as worse or better, as in `perf-callbacks compare`."""
 
 DECISIVE = (
     "program",
@@ -53,7 +51,7 @@ def add(content: dict[str, Any], notes: list[str], fit: FitHistory, other: FitHi
     }
     comparison: Comparison | None
     try:
-        comparison = compare([fit.last], [other.last], fail_over=FAIL_OVER)
+        comparison = compare([fit.last], [other.last], fail_over=NOTABLE)
     except (ArithmeticError, LookupError, ValueError):  # impossible values in a journal, or a run without steps
         comparison = None
     differences = dict(_facts(fit, other)) | dict({} if comparison is None else comparison.differences)

@@ -6,6 +6,7 @@ from typing import Any
 
 from perf_callbacks.kernel.records.profile_record import Profile
 from perf_callbacks.kernel.settings.config import LONGEST_TEXT
+from perf_callbacks.profiles.heaviest import MOST_HEAVIEST
 from perf_callbacks.report import charts, module_times, profile_text, units
 from perf_callbacks.report.history import Attempt, FitHistory, possible
 from perf_callbacks.report.layout import clean
@@ -13,8 +14,6 @@ from perf_callbacks.report.tables import CODE, NUMBER, TEXT, Table
 from perf_callbacks.report.units import DASH, duration, percent
 
 MOST_PROFILES = 6
-
-MOST_MODULES = 10
 
 MOST_CLASSES = 7
 """Kernel classes with a part of a bar. Further ones share the part "other classes"."""
@@ -111,9 +110,9 @@ def _modules(fit: FitHistory, attempt: Attempt, profile: Profile) -> Table | Non
     if not rows:
         return None
     headings, *cells = rows
-    rest = f" The ten heaviest of {len(cells)} rows." if len(cells) > MOST_MODULES else ""
+    rest = f" The ten heaviest of {len(cells)} rows." if len(cells) > MOST_HEAVIEST else ""
     columns = [(heading, NUMBER if place else CODE) for place, heading in enumerate(headings)]
-    shown = [(clean(name, LONGEST_TEXT), *others) for name, *others in cells[:MOST_MODULES]]
+    shown = [(clean(name, LONGEST_TEXT), *others) for name, *others in cells[:MOST_HEAVIEST]]
     return Table("Time by module", columns, shown, f"Share: of the busy time.{rest}")
 
 

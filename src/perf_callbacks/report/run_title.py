@@ -13,8 +13,6 @@ from perf_callbacks.report.units import count, when
 
 LONGEST = 48
 
-MOST_HOSTS = 4
-
 
 def title(run: Run) -> str:
     """Program, model and host, or else the integration and the run's id.
@@ -69,7 +67,7 @@ def heading(fit: FitHistory) -> dict[str, Any]:
 
 
 def hosts(fit: FitHistory) -> str:
-    return few(sorted({attempt.run.host for attempt in fit.last if attempt.run.host}), MOST_HOSTS)
+    return few(sorted({attempt.run.host for attempt in fit.last if attempt.run.host}))
 
 
 def _short(text: str) -> str:

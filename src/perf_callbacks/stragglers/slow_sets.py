@@ -12,6 +12,7 @@ from itertools import accumulate
 from statistics import median_low, stdev
 
 from perf_callbacks.kernel.records.rank_records import Straggler
+from perf_callbacks.kernel.records.shares import WORTH
 from perf_callbacks.stragglers.peers import DEVICE, HOST, Peers, low, median
 
 SLOW_SHARE = 0.05
@@ -34,9 +35,6 @@ LONG_WINDOWS, LONG_STEPS = 2, 30
 
 MOST = 0.9
 """The named set must explain this part of the time that all candidates together cost the job."""
-
-LEAST_WIN = 0.01
-"""No set is named if all candidates would save less than this part of a window, as if nobody waits for them."""
 
 MICRO_BATCHES = 32
 """Assumed micro-batches of a pipeline: a stage waits in each step for the first one, 1/32 of the earlier stages'
@@ -188,7 +186,7 @@ class ComparedWindow:
             self.rest()
             healthy = [*map(max, healthy, [seconds - excess[rank] for seconds in self.times(rank)])]
             wins.append(sum(slow[0]) - sum(map(max, slow[count], healthy)))
-        if wins[-1] <= LEAST_WIN * self.seconds * len(self.numbers):
+        if wins[-1] <= WORTH * self.seconds * len(self.numbers):
             return []
         return order[: next(count for count, win in enumerate(wins) if win >= MOST * wins[-1])]
 

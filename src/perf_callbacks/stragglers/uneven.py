@@ -10,14 +10,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
+from perf_callbacks.kernel.records.shares import WORTH
 from perf_callbacks.stragglers.peers import median
 from perf_callbacks.stragglers.slow_sets import MICRO_BATCHES, ComparedWindow
 
 LEAST_STAGE = 0.05
 """Excess of the longest pipeline stage over the mean, from which stages are uneven. Moving layers can't remove less."""
-
-LEAST_BATCHES = 0.01
-"""Smaller costs of uneven batches, as a part of a window, may be chance."""
 
 LEAST_PART = 0.1
 """Smallest estimate of a batch, as a part of the mean size."""
@@ -62,7 +60,7 @@ def uneven(
     batches = 0.0
     if even is not times:
         same, even_means = _longest(even, before, rest)
-        if sum(actual) - sum(same) > LEAST_BATCHES * durations:
+        if sum(actual) - sum(same) > WORTH * durations:
             if pipeline:  # bubbles shrink in proportion to local times: `more` adds them below
                 before = [0.0] * len(before)
                 actual, _ = _longest(times, before, rest)
