@@ -1,7 +1,6 @@
 """Numbers with their nouns, as in sentences for users."""
 
-MOST_RANKS = 8
-"""Ranks that a sentence lists by number."""
+MOST_RANKS = 8  # that a sentence lists by number
 
 
 def plural(number: int, noun: str) -> str:

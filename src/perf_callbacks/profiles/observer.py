@@ -24,13 +24,12 @@ from perf_callbacks.kernel.records.codec import unpack
 from perf_callbacks.kernel.records.fit_records import Record
 from perf_callbacks.kernel.records.profile_record import Profile
 from perf_callbacks.kernel.records.rank_records import Straggler
+from perf_callbacks.kernel.records.shares import MOST_PART
 from perf_callbacks.profiles.module_marks import marks
 from perf_callbacks.profiles.reducer import Reducer
 from perf_callbacks.profiles.side_process import MOST_BYTES
 
 AUTO, AUTO_STEPS, AUTO_TIMES = "auto", 3, 3  # with `profile="auto"`: steps of a profile, and most profiles of a fit
-
-MOST_PART = 0.05  # share of a fit's time that all profiles of `profile="auto"` may take, except the first
 
 MOST_NODES = 20_000
 """Autograd graph nodes in a profile; a forward makes about one per operation. torch holds the GIL while it ends a

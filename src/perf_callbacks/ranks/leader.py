@@ -88,7 +88,7 @@ class Leader(Rounds):
     """Rank 0: announces the settings and combines the windows."""
 
     def __init__(
-        self, store: Any, *, world_size: int, job_settings: JobSettings, attempt: int = 0, node: Node | None = None
+        self, store: Any, *, world_size: int, job_settings: JobSettings, attempt: int, node: Node | None = None
     ) -> None:
         super().__init__(store, rank=0, world_size=world_size, attempt=attempt, node=node)
         self.job_settings = self._mine = job_settings

@@ -6,7 +6,6 @@ from collections.abc import Iterable, Sequence
 from perf_callbacks.flops.by_shape.shaped_work import CLOSED_FORM, COPY
 from perf_callbacks.flops.unknown_reasons import checked
 from perf_callbacks.kernel.plural import plural
-from perf_callbacks.kernel.process.terminal import COLUMNS
 from perf_callbacks.kernel.records.fit_records import (
     ENOUGH_SECONDS,
     ENOUGH_STEPS,
@@ -18,7 +17,7 @@ from perf_callbacks.kernel.records.flops_record import ENOUGH_COVERED
 from perf_callbacks.kernel.records.shares import NOTABLE, WORTH
 from perf_callbacks.kernel.records.summary_parts import FlopsSummary
 from perf_callbacks.report import profile_text
-from perf_callbacks.report.layout import card, few, joined
+from perf_callbacks.report.layout import COLUMNS, card, few, joined
 from perf_callbacks.report.machine_load import MOST_SHARE
 from perf_callbacks.report.units import DASH, duration, energy, percent, rate, size, speed
 from perf_callbacks.stragglers import text as straggler_text

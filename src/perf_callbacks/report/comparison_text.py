@@ -3,14 +3,13 @@
 import re
 from typing import Any
 
-from perf_callbacks.kernel.process.terminal import COLUMNS
 from perf_callbacks.kernel.settings.config import LONGEST_TEXT
 from perf_callbacks.kernel.units import TERA
 from perf_callbacks.report import machine_load
 from perf_callbacks.report.batch_means import Change
 from perf_callbacks.report.comparability import Values
 from perf_callbacks.report.comparison import BETTER, DECIDING, SAME, UNDECIDED, WORSE, ComparedMetric, Comparison
-from perf_callbacks.report.layout import INDENT, aligned, clean, wrapped
+from perf_callbacks.report.layout import COLUMNS, INDENT, aligned, clean, wrapped
 from perf_callbacks.report.units import DASH, duration, rate, size, speed
 
 SENTENCES = {

@@ -4,8 +4,9 @@ import re
 from collections.abc import Collection, Iterable, Sequence
 from textwrap import wrap
 
-from perf_callbacks.kernel.process.terminal import COLUMNS
 from perf_callbacks.report.units import DASH
+
+COLUMNS = 80
 
 INDENT = 2
 

@@ -3,14 +3,13 @@
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 
-from perf_callbacks.kernel.process.terminal import COLUMNS
 from perf_callbacks.kernel.records.flops_record import Flops
 from perf_callbacks.kernel.records.machine_records import Memory, OutOfMemory, Use
 from perf_callbacks.memory import out_of_memory_text
 from perf_callbacks.memory.estimate import fitting_micro_batch, headroom_gb, layers_of, layers_to_checkpoint
 from perf_callbacks.memory.use import PARTS, MemoryReading, known, leak, slope
 from perf_callbacks.report.history import Attempt, possible
-from perf_callbacks.report.layout import card, clean
+from perf_callbacks.report.layout import COLUMNS, card, clean
 from perf_callbacks.report.units import DASH, size
 
 WIDTH = 12

@@ -3,7 +3,6 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 
-from perf_callbacks.kernel.process.terminal import COLUMNS
 from perf_callbacks.kernel.records.flops_record import Flops
 from perf_callbacks.kernel.records.module_records import APART, ModuleWork
 from perf_callbacks.kernel.settings.config import LONGEST_TEXT
@@ -11,7 +10,7 @@ from perf_callbacks.kernel.units import GB
 from perf_callbacks.profiles.heaviest import MOST_HEAVIEST
 from perf_callbacks.report import units
 from perf_callbacks.report.history import Attempt, possible
-from perf_callbacks.report.layout import aligned, card, clean, ends, listed
+from perf_callbacks.report.layout import COLUMNS, aligned, card, clean, ends, listed
 from perf_callbacks.report.tables import CODE, NUMBER, Table
 from perf_callbacks.report.units import DASH, percent, size
 

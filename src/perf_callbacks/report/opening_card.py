@@ -2,10 +2,9 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from perf_callbacks.kernel.process.terminal import COLUMNS
 from perf_callbacks.kernel.records.fit_records import APPLIED, Checklist, Finding, Run
 from perf_callbacks.kernel.settings.config import printable
-from perf_callbacks.report.layout import INDENT, aligned, card, joined, wrapped
+from perf_callbacks.report.layout import COLUMNS, INDENT, aligned, card, joined, wrapped
 
 TIMELINES = {"host": "host clock", "device": "device events"}
 

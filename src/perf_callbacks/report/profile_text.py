@@ -2,11 +2,10 @@
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
-from perf_callbacks.kernel.process.terminal import COLUMNS
 from perf_callbacks.kernel.records.module_records import ITSELF
 from perf_callbacks.kernel.records.profile_record import Profile, ProfiledCopy, ProfiledOperation
 from perf_callbacks.kernel.records.shares import WORTH
-from perf_callbacks.report.layout import aligned, clean, ends, joined, wrapped
+from perf_callbacks.report.layout import COLUMNS, aligned, clean, ends, joined, wrapped
 from perf_callbacks.report.units import DASH, count, duration
 
 LEAST_ROW = 0.001

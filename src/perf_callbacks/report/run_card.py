@@ -6,13 +6,12 @@ from html import escape
 from typing import Any, TypeVar
 
 from perf_callbacks.kernel.process.stacks import MOST_FRAMES
-from perf_callbacks.kernel.process.terminal import COLUMNS
 from perf_callbacks.kernel.records.fit_records import SCHEMA, Summary
 from perf_callbacks.kernel.records.interim import path_of
 from perf_callbacks.kernel.settings.config import LONGEST_RECORDED
 from perf_callbacks.report import cards, run_title
 from perf_callbacks.report.history import finite
-from perf_callbacks.report.layout import INDENT, clean, listed, wrapped
+from perf_callbacks.report.layout import COLUMNS, INDENT, clean, listed, wrapped
 from perf_callbacks.report.recorded_run import RecordedRun, stalled_seconds, where
 from perf_callbacks.report.units import duration, long_duration, when
 

@@ -9,7 +9,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
 from io import FileIO
-from itertools import chain
+from itertools import chain, count
 from pathlib import Path
 from typing import BinaryIO
 
@@ -41,9 +41,6 @@ MOST_PENDING = 4096
 
 LONG_PAUSE = 0.001
 """Once the journal is full, shorter collections are no longer written."""
-
-MOST_WRITERS = 1000
-"""Journals of one rank in one directory at once."""
 
 FOLDER = "perf_callbacks"
 """Of the journals, in an output directory."""
@@ -204,14 +201,12 @@ class FileJournal(Journal):
     def _open(self, wanted: Path) -> None:
         """Open and lock the first file that no other writer has locked."""
         wanted.parent.mkdir(parents=True, exist_ok=True)
-        for number in range(1, MOST_WRITERS):
+        for number in count(1):
             name = wanted.name if number == 1 else f"{wanted.stem}.{number}{wanted.suffix}"
             file = opened(wanted.with_name(name))
             if lock(file):
                 break
             file.close()
-        else:
-            raise OSError(f"{MOST_WRITERS - 1} other runs write to this directory")
         if number > 1:
             self._complain(f"another run writes {wanted}, so this run writes {name} beside it.")
         self._file, self.path = file, wanted.with_name(name)

@@ -170,11 +170,8 @@ class Rule:
         return word
 
 
-LONGEST_TEXT = 300
-"""Characters of a name, a value or a sentence of unknown origin in messages, tables and notes."""
-
-LONGEST_RECORDED = 10_000
-"""Characters of a whole text in a journal: an error message may hold a whole batch."""
+LONGEST_TEXT = 300  # characters of a name, a value or a sentence of unknown origin
+LONGEST_RECORDED = 10_000  # of a whole text in a journal: an error message may hold a whole batch
 
 MOST_DIGITS = 18
 """Python parses up to 4,300 digits, but clocks and files support fewer."""
