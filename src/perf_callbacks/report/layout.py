@@ -10,7 +10,7 @@ COLUMNS = 80
 
 INDENT = 2
 
-MOST_NAMES = 3
+MOST_NAMES = 4
 
 LONGEST = 60
 
@@ -86,8 +86,8 @@ def ends(path: str, longest: int) -> str:
 def few(names: Sequence[str]) -> str:
     """List at most the first `MOST_NAMES` names.
 
-    >>> few(["a", "b"]), few(["a", "b", "c", "d"])
-    ('a, b', 'a, b, c and 1 more')
+    >>> few(["a", "b"]), few(["a", "b", "c", "d", "e"])
+    ('a, b', 'a, b, c, d and 1 more')
     """
     rest = f" and {len(names) - MOST_NAMES:,} more" if len(names) > MOST_NAMES else ""
     return ", ".join(names[:MOST_NAMES]) + rest
