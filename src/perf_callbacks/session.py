@@ -21,7 +21,7 @@ from perf_callbacks.kernel.failures import describe, guard, logs
 from perf_callbacks.kernel.fit import summary_file
 from perf_callbacks.kernel.fit.identity import of_training
 from perf_callbacks.kernel.fit.item import Batches
-from perf_callbacks.kernel.fit.place import Place
+from perf_callbacks.kernel.fit.location import FitLocation
 from perf_callbacks.kernel.fit.recorder import Recorder, log
 from perf_callbacks.kernel.fit.setup import Setup, Training
 from perf_callbacks.kernel.foreign_errors import let_pass
@@ -125,7 +125,7 @@ class Session:
 
     def begin(
         self,
-        place: Place,
+        location: FitLocation,
         watch: Callable[[Recorder], W],
         model: nn.Module | None,
         batches: Callable[[], Batches] = Batches,
@@ -142,15 +142,15 @@ class Session:
         """
         self.end("another fit began")
         self.recorder = None
-        if place.devices == 1:
-            place = replace(place, devices=len(device.of_model(model, place.device)))
-        ranks = exchange.meet(place, self.settings.config)
-        recorder = self.recorder = Recorder(self.settings, place, ranks=ranks, training=of_training(model, setup))
+        if location.devices == 1:
+            location = replace(location, devices=len(device.of_model(model, location.device)))
+        ranks = exchange.meet(location, self.settings.config)
+        recorder = self.recorder = Recorder(self.settings, location, ranks=ranks, training=of_training(model, setup))
         try:
             recorder.reader.time_first = model is not None and any(map(_takes_time_first, model.modules()))
             watching = watch(recorder)
             recorder.engine.account.before_seconds = before_seconds
-            rows = self._checklist = checklist.start(recorder, self.settings, place.device, batches(), earlier)
+            rows = self._checklist = checklist.start(recorder, self.settings, location.device, batches(), earlier)
             if recorder.active:
                 watching.install()
                 training = Training(model=model, setup=setup, armed=self._armed, checklist=rows, show=self._show)
@@ -159,7 +159,7 @@ class Session:
                     if observer is not None:
                         recorder.observe(observer)
                 findings = recorder.observers.findings(None)
-                if recorder.active and place.rank == 0:
+                if recorder.active and location.rank == 0:
                     self._show(
                         opening_card.opening(
                             recorder.run,

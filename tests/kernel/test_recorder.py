@@ -22,7 +22,7 @@ from perf_callbacks.kernel.engine.stages import Stage
 from perf_callbacks.kernel.engine.tape import Tape
 from perf_callbacks.kernel.engine.work_model import WorkModel
 from perf_callbacks.kernel.failures import describe
-from perf_callbacks.kernel.fit.place import Place
+from perf_callbacks.kernel.fit.location import FitLocation
 from perf_callbacks.kernel.fit.recorder import Recorder
 from perf_callbacks.kernel.process.gc_observer import GcObserver
 from perf_callbacks.kernel.records.codec import attempts
@@ -100,7 +100,7 @@ def make(tmp_path, owner):
 
     def recorder(clock=None, directory=tmp_path, **config):
         settings = resolve(PerfConfig(**config), {})
-        place = Place(integration="loop", directory=directory, device=torch.device("cpu"))
+        place = FitLocation(integration="loop", directory=directory, device=torch.device("cpu"))
         made.append(Recorder(settings, place, **({"clock": clock} if clock else {})))
         if made[-1].active:
             methods.stages(made[-1], owner, "method", Stage.FORWARD)
@@ -259,7 +259,7 @@ def test_closing_twice_is_once(tmp_path, make, caplog):
 
 
 def test_a_closed_recorder_is_held_by_nobody(tmp_path):
-    place = Place(integration="loop", directory=tmp_path, device=torch.device("cpu"))
+    place = FitLocation(integration="loop", directory=tmp_path, device=torch.device("cpu"))
     recorder = Recorder(resolve(None, {}), place)
     recorder.close()
     held = weakref.ref(recorder)
@@ -331,12 +331,12 @@ from perf_callbacks import PerfConfig
 from perf_callbacks.kernel.settings.resolution import resolve
 from perf_callbacks.kernel.engine.stages import Stage
 from perf_callbacks.integrations import methods
-from perf_callbacks.kernel.fit.place import Place
+from perf_callbacks.kernel.fit.location import FitLocation
 from perf_callbacks.kernel.fit.recorder import Recorder
 
 owner, callbacks = SimpleNamespace(method=len), list(gc.callbacks)
 atexit.register(lambda: print(owner.method is len, gc.callbacks == callbacks))
-place = Place(integration="loop", directory=Path.cwd(), device=torch.device("cpu"))
+place = FitLocation(integration="loop", directory=Path.cwd(), device=torch.device("cpu"))
 recorder = Recorder(resolve(PerfConfig(), {}), place)
 methods.stages(recorder, owner, "method", Stage.FORWARD)
 recorder.end_step(1)
@@ -426,7 +426,7 @@ def test_the_watchdog_looks_after_a_recorder_for_as_long_as_it_lives(make, monke
 def test_a_fit_that_is_interrupted_as_it_closes_leaves_no_open_file(tmp_path, monkeypatch, place):
     recorder = Recorder(
         resolve(PerfConfig(), {}),
-        Place(integration="loop", directory=tmp_path, device=torch.device("cpu")),
+        FitLocation(integration="loop", directory=tmp_path, device=torch.device("cpu")),
     )
     file = recorder._journal._file.fileno()
     with monkeypatch.context() as patched:

@@ -10,7 +10,7 @@ from fakes import FakeClock
 from journals import a_summary
 
 from perf_callbacks import PerfConfig
-from perf_callbacks.kernel.fit.place import Place
+from perf_callbacks.kernel.fit.location import FitLocation
 from perf_callbacks.kernel.fit.recorder import Recorder
 from perf_callbacks.kernel.fit.setup import Training
 from perf_callbacks.kernel.records.fit_records import Finding
@@ -48,7 +48,7 @@ class Fit:
     def __init__(self, directory, *, rank=0, world_size=1):
         self.clock, self.started = FakeClock(), []
         settings = resolve(PerfConfig(journal=False), {"PERF_CALLBACKS_ON_EVENT": "notify"})
-        place = Place(
+        place = FitLocation(
             integration="loop",
             directory=directory,
             device=torch.device("cpu"),
@@ -180,7 +180,7 @@ def test_a_program_that_is_missing_is_told_of_at_the_start_by_rank_0(tmp_path, m
 @pytest.mark.skipif(sys.platform == "win32", reason="on_event runs no command on Windows, and says so")
 def test_without_a_command_nothing_is_watched(tmp_path):
     settings = resolve(PerfConfig(journal=False), {})
-    place = Place(integration="loop", directory=tmp_path, device=torch.device("cpu"))
+    place = FitLocation(integration="loop", directory=tmp_path, device=torch.device("cpu"))
     recorder = Recorder(settings, place, clock=FakeClock())
     assert observer.begin(recorder, Training(model=None)) is None
     recorder.close()

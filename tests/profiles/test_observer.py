@@ -9,7 +9,7 @@ import torch
 from fakes import FakeClock
 
 from perf_callbacks import PerfConfig
-from perf_callbacks.kernel.fit.place import Place
+from perf_callbacks.kernel.fit.location import FitLocation
 from perf_callbacks.kernel.fit.recorder import Recorder
 from perf_callbacks.kernel.process import helper_process, torch_profiler
 from perf_callbacks.kernel.records.codec import pack
@@ -81,7 +81,7 @@ class Fit:
 
     def __init__(self, directory, setting, ranks=1):
         self.clock, self.seen, self.reducer = FakeClock(), [], FakeReducer()
-        place = Place(integration="loop", directory=directory, device=torch.device("cpu"), world_size=ranks)
+        place = FitLocation(integration="loop", directory=directory, device=torch.device("cpu"), world_size=ranks)
         self.recorder = Recorder(resolve(PerfConfig(profile=setting), {}), place, clock=self.clock)
         self.watch = ProfileWatch(self.recorder, setting, lambda _: FakeProfiler(self.seen), lambda: self.reducer)
         self.recorder.observe(self.watch)

@@ -20,7 +20,7 @@ from exchange_job import LENGTH, Job, Windows
 from rows import each_row
 
 from perf_callbacks.kernel.engine.windows import NOTICE, JobSettings, Part
-from perf_callbacks.kernel.fit.place import Place
+from perf_callbacks.kernel.fit.location import FitLocation
 from perf_callbacks.kernel.records.codec import pack
 from perf_callbacks.kernel.settings.config import PerfConfig
 from perf_callbacks.ranks import exchange as ranks, leader, rounds, store as board
@@ -960,7 +960,7 @@ def served():
 
 
 def place(tmp_path, **changes):
-    return Place(integration="loop", directory=tmp_path, device=torch.device("cpu"), **changes)
+    return FitLocation(integration="loop", directory=tmp_path, device=torch.device("cpu"), **changes)
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="no limit is known there")

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from exchange_job import Job, Windows
 from rows import each_row
 
-from perf_callbacks.kernel.fit.place import Place
+from perf_callbacks.kernel.fit.location import FitLocation
 from perf_callbacks.kernel.settings.config import PerfConfig
 from perf_callbacks.kernel.units import DAY_SECONDS
 from perf_callbacks.ranks import exchange as ranks, node, private_directory, rounds, store as board
@@ -440,7 +440,7 @@ def test_a_job_of_many_ranks_takes_one_connection_for_each_machine(tmp_path, mon
     for rank in range(8):
         monkeypatch.setenv("LOCAL_RANK", str(rank))
         monkeypatch.setenv("LOCAL_WORLD_SIZE", "8")
-        place = Place(
+        place = FitLocation(
             integration="loop",
             directory=tmp_path,
             device=torch.device("cpu"),

@@ -9,7 +9,7 @@ from fakes import FakeClock
 from launching import free_port, python
 
 from perf_callbacks import PerfConfig
-from perf_callbacks.kernel.fit.place import Place
+from perf_callbacks.kernel.fit.location import FitLocation
 from perf_callbacks.kernel.fit.recorder import Recorder
 from perf_callbacks.kernel.fit.setup import Training
 from perf_callbacks.kernel.settings.resolution import resolve
@@ -33,7 +33,7 @@ def fit(tmp_path, monkeypatch):
             monkeypatch.delenv(name, raising=False)
         for name, value in environ.items():
             monkeypatch.setenv(name, value)
-        place = Place(
+        place = FitLocation(
             integration=integration,
             directory=tmp_path,
             device=torch.device("cpu"),

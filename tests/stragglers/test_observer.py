@@ -22,7 +22,7 @@ from perf_callbacks import PerfConfig
 from perf_callbacks.kernel.engine.marks import Pause
 from perf_callbacks.kernel.engine.observer import Observer
 from perf_callbacks.kernel.engine.stages import Stage
-from perf_callbacks.kernel.fit.place import Place
+from perf_callbacks.kernel.fit.location import FitLocation
 from perf_callbacks.kernel.fit.recorder import Recorder
 from perf_callbacks.kernel.fit.setup import Setup, Training
 from perf_callbacks.kernel.process.waits import WAITS
@@ -53,7 +53,7 @@ class Rank:
         self.wrapper = wrapper  # only weakly held elsewhere
         self.timed = timed
         settings = resolve(PerfConfig(**{"window": WINDOW, "gc": "observe"} | config), {})
-        place = Place(
+        place = FitLocation(
             integration="loop",
             directory=directory,
             device=torch.device("cpu"),

@@ -16,8 +16,8 @@ from perf_callbacks.integrations.restore_time import RestoreTime
 from perf_callbacks.kernel.clock import perf_counter
 from perf_callbacks.kernel.failures import fails_open, guard
 from perf_callbacks.kernel.fit.item import Batches
+from perf_callbacks.kernel.fit.location import FitLocation
 from perf_callbacks.kernel.fit.logged_metrics import bar
-from perf_callbacks.kernel.fit.place import Place
 from perf_callbacks.kernel.fit.recorder import Recorder
 from perf_callbacks.kernel.fit.setup import Setup, flat
 from perf_callbacks.kernel.foreign_errors import let_pass
@@ -106,9 +106,9 @@ class LightningHooks(CallbackBase):
     @fails_open
     def begin(self, trainer: Any) -> None:
         trainer.callbacks = settled(trainer.callbacks)
-        place = self._place(trainer, self._last_state(trainer))
+        location = self._location(trainer, self._last_state(trainer))
         watch = self._session.begin(
-            place,
+            location,
             functools.partial(TrainerWatch, self, trainer),
             trainer.lightning_module,
             earlier=self._startup,
@@ -210,8 +210,8 @@ class LightningHooks(CallbackBase):
         state = self._session.recorder.state
         return state if state["step"] == done else None
 
-    def _place(self, trainer: Any, carried: dict[str, Any] | None) -> Place:
-        return Place(
+    def _location(self, trainer: Any, carried: dict[str, Any] | None) -> FitLocation:
+        return FitLocation(
             integration="lightning",
             directory=_directory(trainer),
             directory_of_all=True,

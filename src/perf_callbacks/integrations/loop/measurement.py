@@ -14,7 +14,7 @@ from perf_callbacks.integrations.loop.usage import LOOP, NO_WITH, LoopUsage, che
 from perf_callbacks.integrations.loop.watch import LoopWatch, MeasuredLoader
 from perf_callbacks.kernel.failures import guard
 from perf_callbacks.kernel.fit.item import Batches
-from perf_callbacks.kernel.fit.place import of_loop
+from perf_callbacks.kernel.fit.location import of_loop
 from perf_callbacks.kernel.fit.recorder import Recorder, log
 from perf_callbacks.kernel.fit.setup import Setup
 from perf_callbacks.kernel.records.fit_records import Summary
@@ -94,8 +94,8 @@ class Measurement(Generic[B]):
         self._entered = True
         if self._session.enabled:
             with guard(self._session.fail):
-                place = of_loop(self._model, self._carried, self._data_parallel)
-                watch = self._session.begin(place, self._watching, self._model, self._batches, setup=self._setup)
+                location = of_loop(self._model, self._carried, self._data_parallel)
+                watch = self._session.begin(location, self._watching, self._model, self._batches, setup=self._setup)
                 watch.recorder.observe(LoopUsage(watch, LOOP, has_loader=self._loader is not None))
         return self
 

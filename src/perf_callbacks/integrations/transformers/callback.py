@@ -24,7 +24,7 @@ from perf_callbacks.integrations.transformers.watch import (
 )
 from perf_callbacks.kernel.failures import fails_open, guard
 from perf_callbacks.kernel.fit.item import Batches
-from perf_callbacks.kernel.fit.place import Place, data_parallel
+from perf_callbacks.kernel.fit.location import FitLocation, data_parallel
 from perf_callbacks.kernel.fit.recorder import log
 from perf_callbacks.kernel.fit.setup import Setup
 from perf_callbacks.kernel.foreign_errors import let_pass
@@ -136,7 +136,7 @@ class PerfCallback(CallbackBase, TrainerCallback):
     def begin(self, args: TrainingArguments, state: TrainerState, trainer: Trainer) -> None:
         """Start measuring, after all other callbacks have run `on_train_begin`."""
         self._session.begin(
-            _place(args, state, trainer, self._restore_seconds),
+            _location(args, state, trainer, self._restore_seconds),
             functools.partial(TransformersWatch, trainer, self),
             trainer.model,
             lambda: _batches(args, state, trainer),
@@ -167,8 +167,10 @@ class _LastCallback(TrainerCallback):
             self._begin(args, state, trainer)
 
 
-def _place(args: TrainingArguments, state: TrainerState, trainer: Trainer, restore_seconds: float | None) -> Place:
-    return Place(
+def _location(
+    args: TrainingArguments, state: TrainerState, trainer: Trainer, restore_seconds: float | None
+) -> FitLocation:
+    return FitLocation(
         integration="transformers",
         directory=Path(args.output_dir or "."),
         device=args.device,
