@@ -23,7 +23,7 @@ from perf_callbacks.kernel.fit.identity import of_training
 from perf_callbacks.kernel.fit.item import Batches
 from perf_callbacks.kernel.fit.location import FitLocation
 from perf_callbacks.kernel.fit.recorder import Recorder, log
-from perf_callbacks.kernel.fit.setup import Setup, Training
+from perf_callbacks.kernel.fit.training_objects import FitContext, TrainingObjects
 from perf_callbacks.kernel.foreign_errors import let_pass
 from perf_callbacks.kernel.process import device, terminal
 from perf_callbacks.kernel.records.fit_records import Checklist, Summary
@@ -39,7 +39,7 @@ from perf_callbacks.stalls import observer as stalls, suspensions
 from perf_callbacks.stragglers import observer as stragglers
 from perf_callbacks.trials import observer as trials
 
-OBSERVERS: tuple[Callable[[Recorder, Training], Observer | None], ...] = (
+OBSERVERS: tuple[Callable[[Recorder, FitContext], Observer | None], ...] = (
     memory_watch.begin,  # comes first: when a count begins, it checks if memory follows operations
     counting.begin,
     profiles.begin,  # comes after the count, because no counted step is profiled
@@ -131,7 +131,7 @@ class Session:
         batches: Callable[[], Batches] = Batches,
         *,
         earlier: checklist.Startup | None = None,
-        setup: Callable[[], Setup] = Setup,
+        objects: Callable[[], TrainingObjects] = TrainingObjects,
         before_seconds: float = 0.0,
     ) -> W:
         """Begin a fit: make a recorder, apply the checklist, install hooks, make observers, and show the opening card.
@@ -145,7 +145,7 @@ class Session:
         if location.devices == 1:
             location = replace(location, devices=len(device.of_model(model, location.device)))
         ranks = exchange.meet(location, self.settings.config)
-        recorder = self.recorder = Recorder(self.settings, location, ranks=ranks, training=of_training(model, setup))
+        recorder = self.recorder = Recorder(self.settings, location, ranks=ranks, training=of_training(model, objects))
         try:
             recorder.reader.time_first = model is not None and any(map(_takes_time_first, model.modules()))
             watching = watch(recorder)
@@ -153,9 +153,9 @@ class Session:
             rows = self._checklist = checklist.start(recorder, self.settings, location.device, batches(), earlier)
             if recorder.active:
                 watching.install()
-                training = Training(model=model, setup=setup, armed=self._armed, checklist=rows, show=self._show)
+                context = FitContext(model=model, objects=objects, armed=self._armed, checklist=rows, show=self._show)
                 for make in OBSERVERS:
-                    observer = make(recorder, training)
+                    observer = make(recorder, context)
                     if observer is not None:
                         recorder.observe(observer)
                 findings = recorder.observers.findings(None)

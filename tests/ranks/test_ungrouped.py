@@ -11,7 +11,7 @@ from launching import free_port, python
 from perf_callbacks import PerfConfig
 from perf_callbacks.kernel.fit.location import FitLocation
 from perf_callbacks.kernel.fit.recorder import Recorder
-from perf_callbacks.kernel.fit.setup import Training
+from perf_callbacks.kernel.fit.training_objects import FitContext
 from perf_callbacks.kernel.settings.resolution import resolve
 from perf_callbacks.ranks import ungrouped
 
@@ -41,7 +41,7 @@ def fit(tmp_path, monkeypatch):
         )
         recorder = Recorder(resolve(PerfConfig(journal=False, window=5), {}), place, clock=FakeClock())
         begun.append(recorder)
-        watch = ungrouped.begin(recorder, Training(model=None))
+        watch = ungrouped.begin(recorder, FitContext(model=None))
         if watch is not None:
             recorder.observe(watch)
         return recorder, watch

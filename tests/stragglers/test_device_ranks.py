@@ -14,7 +14,7 @@ from perf_callbacks.kernel.engine.stages import Stage
 from perf_callbacks.kernel.engine.tape import Tape
 from perf_callbacks.kernel.fit.location import FitLocation
 from perf_callbacks.kernel.fit.recorder import Recorder
-from perf_callbacks.kernel.fit.setup import Training
+from perf_callbacks.kernel.fit.training_objects import FitContext
 from perf_callbacks.kernel.process import device
 from perf_callbacks.kernel.process.device_facts import Timing
 from perf_callbacks.kernel.process.event_timeline import EventTimeline
@@ -44,7 +44,7 @@ class Rank:
             integration="loop", directory=directory, device=torch.device("cpu"), rank=rank, world_size=2
         )
         self.recorder = Recorder(settings, place, ranks=exchange.meet(place, settings.config), clock=self.clock)
-        self.recorder.observe(stragglers.begin(self.recorder, Training(model=self.model)))
+        self.recorder.observe(stragglers.begin(self.recorder, FitContext(model=self.model)))
 
     def spend(self, mark, seconds):
         self.recorder.enter(mark)

@@ -24,7 +24,7 @@ from perf_callbacks.kernel.engine.observer import Observer
 from perf_callbacks.kernel.engine.stages import Stage
 from perf_callbacks.kernel.fit.location import FitLocation
 from perf_callbacks.kernel.fit.recorder import Recorder
-from perf_callbacks.kernel.fit.setup import Setup, Training
+from perf_callbacks.kernel.fit.training_objects import FitContext, TrainingObjects
 from perf_callbacks.kernel.process.waits import WAITS
 from perf_callbacks.kernel.records.fit_records import Steps, Summary
 from perf_callbacks.kernel.records.metric_table import SEVERAL_RANKS
@@ -62,7 +62,8 @@ class Rank:
         )
         self.recorder = Recorder(settings, place, ranks=exchange.meet(place, settings.config), clock=self.clock)
         observer = stragglers.begin(
-            self.recorder, Training(model=self.model if timed else None, setup=lambda: Setup(called=wrapper))
+            self.recorder,
+            FitContext(model=self.model if timed else None, objects=lambda: TrainingObjects(called=wrapper)),
         )
         if observer is not None:
             self.recorder.observe(observer)

@@ -11,7 +11,7 @@ from perf_callbacks.kernel.engine.observer import Observer
 from perf_callbacks.kernel.engine.steps import NEVER
 from perf_callbacks.kernel.failures import guard, logs
 from perf_callbacks.kernel.fit.recorder import Recorder, log
-from perf_callbacks.kernel.fit.setup import Training
+from perf_callbacks.kernel.fit.training_objects import FitContext
 from perf_callbacks.kernel.process import terminal
 from perf_callbacks.kernel.records.fit_records import Summary
 from perf_callbacks.kernel.records.shares import LARGE
@@ -29,8 +29,8 @@ WHOLE_FIT = frozenset({stall.CAUSE, cpu.CAUSE, cpu.THREADS, drift.CAUSE, startup
 MOST_STEPS = 10_000
 
 
-def begin(recorder: Recorder, training: Training) -> "LiveAdvice | None":
-    return LiveAdvice(recorder, training.show) if recorder.run.rank == 0 else None
+def begin(recorder: Recorder, context: FitContext) -> "LiveAdvice | None":
+    return LiveAdvice(recorder, context.show) if recorder.run.rank == 0 else None
 
 
 class LiveAdvice(Observer):

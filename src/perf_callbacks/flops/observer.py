@@ -28,7 +28,7 @@ from perf_callbacks.kernel.engine.marks import ONE_MORE_FORWARD
 from perf_callbacks.kernel.engine.observer import Observer
 from perf_callbacks.kernel.engine.steps import COUNTED, RECOUNTED, plus
 from perf_callbacks.kernel.fit.recorder import Recorder
-from perf_callbacks.kernel.fit.setup import Training
+from perf_callbacks.kernel.fit.training_objects import FitContext
 from perf_callbacks.kernel.process import device
 from perf_callbacks.kernel.process.backward import BACKWARDS, Listener
 from perf_callbacks.kernel.process.compiler import RUNS_UNDER_MODES, compiles
@@ -50,11 +50,11 @@ LOOPS = ("loop", "accelerate")  # a plain loop may run a forward without calling
 _trains = attrgetter("requires_grad")
 
 
-def begin(recorder: Recorder, training: Training) -> "Counting | None":
+def begin(recorder: Recorder, context: FitContext) -> "Counting | None":
     how = recorder.run.config["flops"]
-    if training.model is None or how == "off":
+    if context.model is None or how == "off":
         return None
-    counting = Counting(recorder, training.model, live=how == "count")
+    counting = Counting(recorder, context.model, live=how == "count")
     recorder.attempt(lambda begun: begun.engine.use(counting.work))
     if recorder.run.door not in LOOPS:  # a plain loop has its own listener for gradients
         recorder.patches.add(partial(BACKWARDS.release, counting))

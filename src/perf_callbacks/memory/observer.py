@@ -13,7 +13,7 @@ from perf_callbacks.kernel.engine.resources import CORES, GPU_MEMORY, RESIDENT, 
 from perf_callbacks.kernel.engine.steps import NEVER
 from perf_callbacks.kernel.failures import class_name, describe, guard, logs, message_of
 from perf_callbacks.kernel.fit.recorder import Recorder, log
-from perf_callbacks.kernel.fit.setup import Training
+from perf_callbacks.kernel.fit.training_objects import FitContext
 from perf_callbacks.kernel.foreign_errors import let_pass
 from perf_callbacks.kernel.process import device, processes
 from perf_callbacks.kernel.process.device_use import DeviceUse
@@ -45,10 +45,10 @@ PERIOD_SECONDS = 10.0
 TRIES = 3  # steps that are measured until an optimizer updates weights: a gradient scaler may skip the first ones
 
 
-def begin(recorder: Recorder, training: Training) -> "MemoryWatch":
-    watch = MemoryWatch(recorder, training.model)
+def begin(recorder: Recorder, context: FitContext) -> "MemoryWatch":
+    watch = MemoryWatch(recorder, context.model)
     with guard(logs(log.info, "perf_callbacks can't measure the state of optimizers: %s.")):
-        watch.optimizers = tuple(map(weakref.ref, training.setup().optimizers))
+        watch.optimizers = tuple(map(weakref.ref, context.objects().optimizers))
     WATCHDOG.watch(watch)
     return watch
 

@@ -15,7 +15,7 @@ from perf_callbacks.kernel.engine.observer import Observer
 from perf_callbacks.kernel.engine.steps import NEVER, PROFILED
 from perf_callbacks.kernel.failures import describe, guard, logs
 from perf_callbacks.kernel.fit.recorder import Recorder, log
-from perf_callbacks.kernel.fit.setup import Training
+from perf_callbacks.kernel.fit.training_objects import FitContext
 from perf_callbacks.kernel.foreign_errors import let_pass
 from perf_callbacks.kernel.process import helper_process, torch_profiler
 from perf_callbacks.kernel.process.torch_profiler import StepProfiler
@@ -52,7 +52,7 @@ NO_PROFILE = "perf_callbacks: no profile, training goes on: %s."
 HINT = "perf_callbacks: `profile` has no effect: %s."
 
 
-def begin(recorder: Recorder, training: Training) -> "ProfileWatch | None":
+def begin(recorder: Recorder, context: FitContext) -> "ProfileWatch | None":
     setting = recorder.config.profile
     if setting == "off":
         return None
@@ -68,7 +68,7 @@ def begin(recorder: Recorder, training: Training) -> "ProfileWatch | None":
             log.warning(HINT, reason)
         return None
     with guard(logs(log.warning, NO_PROFILE)):
-        watch = ProfileWatch(recorder, setting, partial(StepProfiler, begin=marks(training.model)))
+        watch = ProfileWatch(recorder, setting, partial(StepProfiler, begin=marks(context.model)))
         WATCHDOG.watch(watch)
         return watch
     return None

@@ -10,7 +10,7 @@ from perf_callbacks.kernel.engine.observer import Observer
 from perf_callbacks.kernel.engine.stages import Stage
 from perf_callbacks.kernel.engine.steps import NEVER
 from perf_callbacks.kernel.fit.recorder import Recorder, log
-from perf_callbacks.kernel.fit.setup import Training
+from perf_callbacks.kernel.fit.training_objects import FitContext
 from perf_callbacks.kernel.process import stacks
 from perf_callbacks.kernel.process.stacks import Stack
 from perf_callbacks.kernel.process.watchdog import PERIOD_SECONDS, WATCHDOG
@@ -34,7 +34,7 @@ NOWHERE = Stack((), "", waits=False)
 NO_ANSWER = " The other ranks' positions are unknown: the store of the job doesn't answer."
 
 
-def begin(recorder: Recorder, _training: Training) -> "StallWatch | None":
+def begin(recorder: Recorder, _context: FitContext) -> "StallWatch | None":
     if recorder.config.stall_after == "off":
         return None
     watch = StallWatch(recorder)

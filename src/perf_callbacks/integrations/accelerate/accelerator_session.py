@@ -23,7 +23,7 @@ from perf_callbacks.kernel.failures import fails_open
 from perf_callbacks.kernel.fit.item import Batches
 from perf_callbacks.kernel.fit.location import FitLocation, by_meshes, data_parallel
 from perf_callbacks.kernel.fit.recorder import Recorder, log
-from perf_callbacks.kernel.fit.setup import Setup
+from perf_callbacks.kernel.fit.training_objects import TrainingObjects
 from perf_callbacks.kernel.foreign_errors import suppress
 from perf_callbacks.kernel.process.patches import Patches
 from perf_callbacks.kernel.weak_calls import weakly
@@ -99,11 +99,11 @@ class AcceleratorSession:
         options = {"bucket_cap_mb": "DistributedDataParallelKwargs"}
         if self._accelerator().mixed_precision == "no":
             options["mixed_precision"] = "Accelerator"
-        setup = Setup(
+        objects = TrainingObjects(
             optimizers=tuple(optimizers), loaders=self._prepared.loaders[:1], called=models[0], options=options
         )
         watch = self._session.begin(
-            location, self._watching, models[0], lambda: _batches(self._prepared.loaders), setup=lambda: setup
+            location, self._watching, models[0], lambda: _batches(self._prepared.loaders), objects=lambda: objects
         )
         if not self.armed:
             watch.recorder.observe(LoopUsage(watch, ACCELERATE, has_loader=bool(self._prepared.loaders)))

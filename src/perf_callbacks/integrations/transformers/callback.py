@@ -26,7 +26,7 @@ from perf_callbacks.kernel.failures import fails_open, guard
 from perf_callbacks.kernel.fit.item import Batches
 from perf_callbacks.kernel.fit.location import FitLocation, data_parallel
 from perf_callbacks.kernel.fit.recorder import log
-from perf_callbacks.kernel.fit.setup import Setup
+from perf_callbacks.kernel.fit.training_objects import TrainingObjects
 from perf_callbacks.kernel.foreign_errors import let_pass
 from perf_callbacks.kernel.process import terminal
 from perf_callbacks.kernel.settings.config import PerfConfig
@@ -140,7 +140,7 @@ class PerfCallback(CallbackBase, TrainerCallback):
             functools.partial(TransformersWatch, trainer, self),
             trainer.model,
             lambda: _batches(args, state, trainer),
-            setup=lambda: _setup(args, trainer),
+            objects=lambda: _objects(args, trainer),
         )
 
 
@@ -192,12 +192,12 @@ def _carried(args: TrainingArguments, state: TrainerState, trainer: Trainer) -> 
     return saved_counters.read(directory, 0)
 
 
-def _setup(args: TrainingArguments, trainer: Trainer) -> Setup:
+def _objects(args: TrainingArguments, trainer: Trainer) -> TrainingObjects:
     known: dict[str, Any] = {}
     with guard(let_pass):  # a trainer of the user's own may be anything
         known = {"options": options.effective(args, trainer), "rarer": options.rarer(args)}
     every = int(args.logging_steps) if args.logging_strategy == "steps" and args.logging_steps >= 1 else None
-    return Setup(
+    return TrainingObjects(
         optimizers=(trainer.optimizer,),
         loaders=(trainer.callback_handler.train_dataloader,),
         called=trainer.model_wrapped,
