@@ -16,7 +16,7 @@ from perf_callbacks.kernel.records.codec import pack
 from perf_callbacks.kernel.records.profile_record import Profile
 from perf_callbacks.kernel.records.rank_records import Straggler
 from perf_callbacks.kernel.settings.resolution import resolve
-from perf_callbacks.profiles.observer import NO_WISH, PER_TURN, WISH, ProfileWatch
+from perf_callbacks.profiles.observer import NO_PROPOSAL, PER_TURN, PROPOSAL, ProfileWatch
 
 CPU_PROFILE = pack(
     Profile(
@@ -150,9 +150,9 @@ def test_auto_keeps_within_its_part_of_the_time(start):
 def test_a_second_slow_step_changes_no_proposal(start):
     fit = start("auto")
     fit.recorder.write(slow())
-    wish = fit.watch.proposals[WISH]
+    proposal = fit.watch.proposals[PROPOSAL]
     fit.recorder.write(slow())
-    assert fit.watch.proposals[WISH] == wish < NO_WISH
+    assert fit.watch.proposals[PROPOSAL] == proposal < NO_PROPOSAL
 
 
 def test_no_step_is_added_after_a_minute(start):
@@ -180,7 +180,7 @@ def test_auto_counts_the_time_of_another_rank(start):
         fit.run(step - fit.number)
         fit.watch.happened("straggler", {"rank": 1})
         fit.recorder.observers.adopted(fit.watch.proposals, fit.number)
-        assert fit.watch.proposals[WISH] // PER_TURN == turns  # a profile of rank 1 takes four seconds of rank 0
+        assert fit.watch.proposals[PROPOSAL] // PER_TURN == turns  # a profile of rank 1 takes four seconds of rank 0
     assert fit.seen == []
 
 

@@ -41,11 +41,11 @@ MOST_SECONDS = 60.0  # seconds after which a profile records no further step
 
 CLOSE_SECONDS = 5.0  # longest wait of a fit's end for the side process
 
-NO_WISH = 10**12  # no proposal: larger than every proposal, because all ranks follow the smallest number
+NO_PROPOSAL = 10**12  # larger than every proposal, because all ranks follow the smallest number
 
 PER_TURN = 10**9  # a proposal is one integer: `2 * PER_TURN + 7` is rank 7 in the fit's second profile
 
-WISH = "profile"
+PROPOSAL = "profile"
 
 NO_PROFILE = "perf_callbacks: no profile, training goes on: %s."
 
@@ -96,7 +96,7 @@ class ProfileWatch(Observer):
         self._chosen, self._count = 0, AUTO_STEPS
         if not self._auto:
             self._first, self._count = map(int, setting.split(":"))
-        self._wish, self._turns, self._agreed = NO_WISH, 0, 0
+        self._proposal, self._turns, self._agreed = NO_PROPOSAL, 0, 0
         self._left = self._tries = 0  # steps still to exclude, and interrupted attempts
         self._profiler: StepProfiler | None = None
         self._most, self._whole, self._at = 0, 0, 0  # the running profile's most steps, complete steps, first step
@@ -122,13 +122,13 @@ class ProfileWatch(Observer):
     @property
     @override
     def proposals(self) -> Mapping[str, int]:
-        return {WISH: self._wish} if self._auto else {}
+        return {PROPOSAL: self._proposal} if self._auto else {}
 
     @override
     def adopted(self, least: Mapping[str, int], step: int) -> None:
-        value = least.get(WISH, NO_WISH)
+        value = least.get(PROPOSAL, NO_PROPOSAL)
         turn, rank = divmod(value, PER_TURN)
-        if self._auto and value < NO_WISH and turn > self._agreed:
+        if self._auto and value < NO_PROPOSAL and turn > self._agreed:
             self._agreed, self._chosen, self._first, self._tries = turn, rank, step + 1, 0
 
     @override
@@ -147,7 +147,7 @@ class ProfileWatch(Observer):
         spent = self._spent_seconds * (1 + 1 / max(1, self._turns))  # the next takes as long as the mean so far
         if self._auto and idle and self._turns < AUTO_TIMES and spent <= MOST_PART * elapsed:
             self._turns += 1
-            self._wish = self._turns * PER_TURN + rank
+            self._proposal = self._turns * PER_TURN + rank
 
     @override
     def step_began(self) -> None:

@@ -94,9 +94,9 @@ class PerfCallback(CallbackBase, TrainerCallback):
         if not measures(self, handler.callbacks):
             return
         # Other callbacks go first: if a callback raises, nothing of ours is in place yet. The handler is iterating over
-        # its list right now: `_LastCallback` is appended to that list and runs last. The handler's new list lacks it.
+        # its list right now: `_FitBeginning` is appended to that list and runs last. The handler's new list lacks it.
         move_to_front(handler.callbacks, self)
-        handler.callbacks = CallbackListCopy(handler.callbacks, _LastCallback(self, trainer))
+        handler.callbacks = CallbackListCopy(handler.callbacks, _FitBeginning(self, trainer))
 
     @_hook
     def on_epoch_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
@@ -150,7 +150,7 @@ class ArmedCallback(PerfCallback):
     armed = True
 
 
-class _LastCallback(TrainerCallback):
+class _FitBeginning(TrainerCallback):
     """Callback that begins the fit, after all other callbacks have run `on_train_begin`."""
 
     def __init__(self, callback: PerfCallback, trainer: Trainer) -> None:
