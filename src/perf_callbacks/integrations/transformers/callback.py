@@ -3,6 +3,7 @@
 import functools
 import weakref
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -136,7 +137,9 @@ class PerfCallback(CallbackBase, TrainerCallback):
     def begin(self, args: TrainingArguments, state: TrainerState, trainer: Trainer) -> None:
         """Start measuring, after all other callbacks have run `on_train_begin`."""
         self._session.begin(
-            _location(args, state, trainer, self._restore_seconds),
+            replace(
+                _location(args, state, trainer), restore_seconds=self._restore_seconds if state.global_step else None
+            ),
             functools.partial(TransformersWatch, trainer, self),
             trainer.model,
             lambda: _batches(args, state, trainer),
@@ -167,9 +170,7 @@ class _FitBeginning(TrainerCallback):
             self._begin(args, state, trainer)
 
 
-def _location(
-    args: TrainingArguments, state: TrainerState, trainer: Trainer, restore_seconds: float | None
-) -> FitLocation:
+def _location(args: TrainingArguments, state: TrainerState, trainer: Trainer) -> FitLocation:
     return FitLocation(
         integration="transformers",
         directory=Path(args.output_dir or "."),
@@ -180,7 +181,6 @@ def _location(
         data_parallel=data_parallel(trainer.accelerator),
         step=state.global_step,
         carried=_carried(args, state, trainer),
-        restore_seconds=restore_seconds if state.global_step else None,
     )
 
 

@@ -171,13 +171,11 @@ def output_directory(config: PerfConfig, location: FitLocation, run: Run, *, id_
     return Path(filled(config.output_dir, job=run.job_id, run=run_id, host=run.host)).expanduser()
 
 
-def new_journal(
-    config: PerfConfig, location: FitLocation, directory: Path, began: float, clock: Callable[[], float]
-) -> Journal:
+def new_journal(config: PerfConfig, rank: int, directory: Path, began: float, clock: Callable[[], float]) -> Journal:
     if not config.journal:
         return Journal()
     return FileJournal(
-        directory.expanduser() / FOLDER / f"rank{location.rank}.jsonl",
+        directory.expanduser() / FOLDER / f"rank{rank}.jsonl",
         max_bytes=config.max_journal_mb * 1_000_000,
         complain=partial(log.warning, "perf_callbacks: %s"),
         began=began,

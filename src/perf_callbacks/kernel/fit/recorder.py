@@ -25,16 +25,8 @@ from perf_callbacks.kernel.engine.marks import Mark, Pause
 from perf_callbacks.kernel.engine.observer import Observer, Observers
 from perf_callbacks.kernel.engine.window_sharing import Ranks
 from perf_callbacks.kernel.failures import class_name, describe, fails_open, guard
-from perf_callbacks.kernel.fit import chain
-from perf_callbacks.kernel.fit.location import (
-    Ambiguity,
-    FitLocation,
-    earlier,
-    last_sign,
-    new_journal,
-    opening,
-    output_directory,
-)
+from perf_callbacks.kernel.fit import chain, location as fit_location
+from perf_callbacks.kernel.fit.location import FitLocation
 from perf_callbacks.kernel.fit.logged_metrics import Logged
 from perf_callbacks.kernel.foreign_errors import let_pass, of_handler
 from perf_callbacks.kernel.process import device
@@ -79,26 +71,26 @@ class Recorder:
         self.failed = False
         """True if our code raised an error at any time, even at the very end of the fit."""
         self._summary: Summary | None = None
-        self._empty_rows, self._warned, self._ambiguous = 0, False, Ambiguity(location)
+        self._empty_rows, self._warned, self._ambiguous = 0, False, fit_location.Ambiguity(location)
         self._late: BaseException | None = None
         self._left_after: int | None = None  # number of the step after which the loop left its loader
         timing = device.device_at(location.device).timing()
-        self.run = opening(settings, location, timing, training)
+        self.run = fit_location.opening(settings, location, timing, training)
         job_settings = ranks.agree() if ranks is not None else None
         if job_settings is not None:
             self.run = dataclasses.replace(self.run, run_id=job_settings.run_id)
         began = clock()
-        directory = output_directory(config, location, self.run, id_shared=job_settings is not None)
+        directory = fit_location.output_directory(config, location, self.run, id_shared=job_settings is not None)
         directory = directory or Path((job_settings and job_settings.directory) or location.directory)
-        self._journal = new_journal(config, location, directory, began, clock)
-        self.run = dataclasses.replace(self.run, last_sign_unix=last_sign(self._journal))
+        self._journal = fit_location.new_journal(config, location.rank, directory, began, clock)
+        self.run = dataclasses.replace(self.run, last_sign_unix=fit_location.last_sign(self._journal))
         self.chain = chain.before(location.carried, location.step, self.run)
         self.logged = Logged(config.metrics)
         self.observers = Observers()
         self.engine = Engine(
             self.run,
             self.write,
-            earlier=earlier(location),
+            earlier=fit_location.earlier(location),
             device=timing.timeline,
             staged=timing.unstaged is None,
             ranks=ranks,

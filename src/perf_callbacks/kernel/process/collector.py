@@ -27,8 +27,7 @@ OWN_FROZEN = 1000
 
 FULL = 2
 
-ASIDE_PATIENCE = 6
-"""In an evaluation or a checkpoint, so much more patience until a fit without steps counts as abandoned."""
+ASIDE_PATIENCE = 6  # times as long may a fit in an evaluation or a checkpoint be without steps
 
 _FREEZING = object()
 """`Collector._frozen` during a freeze, and after an interrupt of the freeze."""

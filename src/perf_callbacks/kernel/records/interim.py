@@ -9,8 +9,7 @@ from perf_callbacks.kernel.records.codec import Entry, decode, encode
 from perf_callbacks.kernel.records.fit_records import Run, Summary
 from perf_callbacks.kernel.records.journal_file import LONGEST_LINE
 
-SLACK_SECONDS = 60.0
-"""Largest expected difference between the clocks of a machine and of its file server."""
+SLACK_SECONDS = 60.0  # largest expected difference between the clocks of a machine and of its file server
 
 
 def path_of(journal: Path) -> Path:

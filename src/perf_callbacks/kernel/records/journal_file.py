@@ -33,14 +33,12 @@ AT_ONCE = (Run, Checklist, Flops, Summary, Stall, Memory, OutOfMemory, Profile)
 SPACING_SECONDS = 0.1
 """Between two writes of other records. Some loops write one in every step, such as an evaluation."""
 
-PENDING = 256
-"""A write begins once this many records are held back."""
+PENDING = 256  # records; then a write begins
 
 MOST_PENDING = 4096
 """Records that are kept while the disk doesn't answer. The oldest are dropped first."""
 
-LONG_PAUSE = 0.001
-"""Once the journal is full, shorter collections are no longer written."""
+LONG_PAUSE = 0.001  # seconds; once the journal is full, shorter collections are no longer written
 
 FOLDER = "perf_callbacks"
 """Of the journals, in an output directory."""
