@@ -3,7 +3,6 @@
 import functools
 import weakref
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -137,9 +136,7 @@ class PerfCallback(CallbackBase, TrainerCallback):
     def begin(self, args: TrainingArguments, state: TrainerState, trainer: Trainer) -> None:
         """Start measuring, after all other callbacks have run `on_train_begin`."""
         self._session.begin(
-            replace(
-                _location(args, state, trainer), restore_seconds=self._restore_seconds if state.global_step else None
-            ),
+            _location(args, state, trainer, self._restore_seconds),
             functools.partial(TransformersWatch, trainer, self),
             trainer.model,
             lambda: _batches(args, state, trainer),
@@ -170,7 +167,7 @@ class _FitBeginning(TrainerCallback):
             self._begin(args, state, trainer)
 
 
-def _location(args: TrainingArguments, state: TrainerState, trainer: Trainer) -> FitLocation:
+def _location(args: TrainingArguments, state: TrainerState, trainer: Trainer, seconds: float | None) -> FitLocation:
     return FitLocation(
         integration="transformers",
         directory=Path(args.output_dir or "."),
@@ -181,6 +178,7 @@ def _location(args: TrainingArguments, state: TrainerState, trainer: Trainer) ->
         data_parallel=data_parallel(trainer.accelerator),
         step=state.global_step,
         carried=_carried(args, state, trainer),
+        restore_seconds=seconds if state.global_step else None,
     )
 
 
