@@ -52,7 +52,7 @@ class Refusing:
     ],
 )
 def test_lightnings_strategy_says_it_by_the_sampler_of_its_loaders(strategy, expected):
-    place = lightning_door.PerfCallback()._place(a_trainer(strategy), None)
+    place = lightning_door.PerfCallback()._location(a_trainer(strategy), None)
     assert (place.data_parallel, place.world_size) == (expected, 8)
 
 
@@ -60,7 +60,7 @@ def test_lightnings_strategy_for_one_process_does_not_say_it():
     strategy = lightning.pytorch.strategies.SingleDeviceStrategy(device="cpu")
     trainer = a_trainer(SimpleNamespace(), world_size=1)
     trainer.strategy = strategy
-    assert lightning_door.PerfCallback()._place(trainer, None).data_parallel is None
+    assert lightning_door.PerfCallback()._location(trainer, None).data_parallel is None
 
 
 @pytest.mark.parametrize(
@@ -76,7 +76,7 @@ def test_accelerate_says_it_by_what_is_parallel_besides(parallelism, expected):
     accelerator = SimpleNamespace(
         project_dir=None, device=torch.device("cpu"), process_index=0, num_processes=8, **parallelism
     )
-    place = accelerator_session._place(accelerator, None)
+    place = accelerator_session._location(accelerator, None)
     assert (place.data_parallel, place.world_size) == (expected, 8)
 
 
