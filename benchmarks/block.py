@@ -26,7 +26,7 @@ from perf_callbacks.flops.work import Work, WorkKey
 from perf_callbacks.kernel.engine.marks import Calls
 from perf_callbacks.kernel.engine.stages import Stage
 from perf_callbacks.kernel.engine.steps import BLOCK
-from perf_callbacks.kernel.fit.place import Place
+from perf_callbacks.kernel.fit.location import FitLocation
 from perf_callbacks.kernel.fit.recorder import Recorder
 from perf_callbacks.kernel.settings.resolution import resolve
 
@@ -62,7 +62,7 @@ def clock_of_training(several):
 
 def recorder_in(directory, several):
     settings = resolve(PerfConfig(output_dir=directory), {})
-    place = Place(integration="loop", directory=Path(directory), device=torch.device("cpu"))
+    place = FitLocation(integration="loop", directory=Path(directory), device=torch.device("cpu"))
     recorder = Recorder(settings, place, clock=clock_of_training(several))
     shaped = ShapedWork(recorder.reader)
     shaped.rate(PeakRating.from_count(estimated(WORK, step=2), None))

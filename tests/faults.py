@@ -33,7 +33,8 @@ TWICE = {"kernel.engine.engine.Engine": "amounts", "kernel.process.patches.Patch
 ONCE = {
     "kernel.engine.engine": "Engine.start Engine.stop Engine.summary",
     "kernel.engine.tape.Tape": "begin",
-    "kernel.fit.recorder": "opening earlier Recorder.__init__",
+    "kernel.fit.location": "opening earlier",
+    "kernel.fit.recorder": "Recorder.__init__",
     "kernel.records.journal_file.FileJournal": "__init__ close",
     "kernel.process.gc_observer.GcObserver": "install",
     "kernel.process.device": "of_model Cpu.timing",

@@ -229,7 +229,7 @@ def lightning(plan, net, facts):
         enable_model_summary=False, enable_checkpointing=False, callbacks=ours,
     )  # fmt: skip
     trainer.fit(Module(), DataLoader(Texts(203), batch_size=4, collate_fn=padded, num_workers=plan.workers))
-    facts.tell(data_parallel=ours[0]._place(trainer, None).data_parallel)
+    facts.tell(data_parallel=ours[0]._location(trainer, None).data_parallel)
     return rows
 
 

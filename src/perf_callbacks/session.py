@@ -21,9 +21,9 @@ from perf_callbacks.kernel.failures import describe, guard, logs
 from perf_callbacks.kernel.fit import summary_file
 from perf_callbacks.kernel.fit.identity import of_training
 from perf_callbacks.kernel.fit.item import Batches
-from perf_callbacks.kernel.fit.place import Place
+from perf_callbacks.kernel.fit.location import FitLocation
 from perf_callbacks.kernel.fit.recorder import Recorder, log
-from perf_callbacks.kernel.fit.setup import Setup, Training
+from perf_callbacks.kernel.fit.training_objects import FitContext, TrainingObjects
 from perf_callbacks.kernel.foreign_errors import let_pass
 from perf_callbacks.kernel.process import device, terminal
 from perf_callbacks.kernel.records.fit_records import Checklist, Summary
@@ -39,7 +39,7 @@ from perf_callbacks.stalls import observer as stalls, suspensions
 from perf_callbacks.stragglers import observer as stragglers
 from perf_callbacks.trials import observer as trials
 
-OBSERVERS: tuple[Callable[[Recorder, Training], Observer | None], ...] = (
+OBSERVERS: tuple[Callable[[Recorder, FitContext], Observer | None], ...] = (
     memory_watch.begin,  # comes first: when a count begins, it checks if memory follows operations
     counting.begin,
     profiles.begin,  # comes after the count, because no counted step is profiled
@@ -125,13 +125,13 @@ class Session:
 
     def begin(
         self,
-        place: Place,
+        location: FitLocation,
         watch: Callable[[Recorder], W],
         model: nn.Module | None,
         batches: Callable[[], Batches] = Batches,
         *,
         earlier: checklist.Startup | None = None,
-        setup: Callable[[], Setup] = Setup,
+        objects: Callable[[], TrainingObjects] = TrainingObjects,
         before_seconds: float = 0.0,
     ) -> W:
         """Begin a fit: make a recorder, apply the checklist, install hooks, make observers, and show the opening card.
@@ -142,24 +142,24 @@ class Session:
         """
         self.end("another fit began")
         self.recorder = None
-        if place.devices == 1:
-            place = replace(place, devices=len(device.of_model(model, place.device)))
-        ranks = exchange.meet(place, self.settings.config)
-        recorder = self.recorder = Recorder(self.settings, place, ranks=ranks, training=of_training(model, setup))
+        if location.devices == 1:
+            location = replace(location, devices=len(device.of_model(model, location.device)))
+        ranks = exchange.meet(location, self.settings.config)
+        recorder = self.recorder = Recorder(self.settings, location, ranks=ranks, training=of_training(model, objects))
         try:
             recorder.reader.time_first = model is not None and any(map(_takes_time_first, model.modules()))
             watching = watch(recorder)
             recorder.engine.account.before_seconds = before_seconds
-            rows = self._checklist = checklist.start(recorder, self.settings, place.device, batches(), earlier)
+            rows = self._checklist = checklist.start(recorder, self.settings, location.device, batches(), earlier)
             if recorder.active:
                 watching.install()
-                training = Training(model=model, setup=setup, armed=self._armed, checklist=rows, show=self._show)
+                context = FitContext(model=model, objects=objects, armed=self._armed, checklist=rows, show=self._show)
                 for make in OBSERVERS:
-                    observer = make(recorder, training)
+                    observer = make(recorder, context)
                     if observer is not None:
                         recorder.observe(observer)
                 findings = recorder.observers.findings(None)
-                if recorder.active and place.rank == 0:
+                if recorder.active and location.rank == 0:
                     self._show(
                         opening_card.opening(
                             recorder.run,

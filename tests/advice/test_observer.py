@@ -15,14 +15,14 @@ from perf_callbacks.advice import observer
 from perf_callbacks.advice.observer import read
 from perf_callbacks.flops.count_records import counted
 from perf_callbacks.flops.counting.counter import FlopCounter
-from perf_callbacks.kernel.fit.setup import Setup, flat
+from perf_callbacks.kernel.fit.training_objects import TrainingObjects, flat
 from perf_callbacks.kernel.process import device as devices
 from perf_callbacks.kernel.process.cpu_time import CpuTime
 from perf_callbacks.kernel.records.summary_parts import CpuSummary
 
 
 def facts(model=None, *, place="cpu", **setup):
-    return read(model, Setup(**setup), integration="loop", device=torch.device(place))
+    return read(model, TrainingObjects(**setup), integration="loop", device=torch.device(place))
 
 
 class Wrapper(torch.nn.Module):

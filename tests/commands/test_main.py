@@ -6,7 +6,8 @@ import sys
 
 import pytest
 
-from perf_callbacks.commands import COMMANDS, PIPE_CLOSED, main
+from perf_callbacks.commands import COMMANDS, main
+from perf_callbacks.commands.outcomes import ExitStatus
 from perf_callbacks.version import __version__
 
 
@@ -64,5 +65,5 @@ def test_a_reader_that_has_left_is_no_error(words):
         check=False,
     )
     os.close(writer)
-    assert done.returncode in {0, PIPE_CLOSED}  # argparse forgives a pipe that is closed
+    assert done.returncode in {0, ExitStatus.PIPE_CLOSED}  # argparse forgives a pipe that is closed
     assert done.stderr == b""

@@ -38,13 +38,13 @@ def learned(work=transformer, of=ids, *sizes, trained=None):
 
 def test_nothing_is_known_before_a_count():
     shaped = ShapedWork()
-    assert shaped.of([ids(2, 8)]) is None
+    assert shaped.step_flops([ids(2, 8)]) is None
     assert not shaped.knows(ids(2, 8))
 
 
 def test_a_counted_shape_is_looked_up():
     shaped = learned(transformer, ids, (2, 8))
-    assert shaped.of([ids(2, 8)]) == StepFlops(transformer(2, 8).model_flops, transformer(2, 8).hardware_flops)
+    assert shaped.step_flops([ids(2, 8)]) == StepFlops(transformer(2, 8).model_flops, transformer(2, 8).hardware_flops)
     assert shaped.knows(ids(2, 8))
 
 
@@ -54,25 +54,25 @@ def test_a_step_is_the_sum_of_its_batches_and_of_the_optimizer():
 
     shaped = learned(with_optimizer, ids, (2, 8), (4, 16))
     both = transformer(2, 8).model_flops + transformer(4, 16).model_flops
-    assert shaped.of([ids(2, 8), ids(4, 16)]) == StepFlops(both, both + 7)
-    assert shaped.of([ids(2, 8), images(2)]) is None
+    assert shaped.step_flops([ids(2, 8), ids(4, 16)]) == StepFlops(both, both + 7)
+    assert shaped.step_flops([ids(2, 8), images(2)]) is None
 
 
 def test_one_count_tells_of_no_other_size():
     shaped = learned(transformer, ids, (2, 8))
-    assert [shaped.of([ids(*size)]) for size in ((4, 8), (2, 16), (4, 16), (1, 8), (2, 1))] == [None] * 5
+    assert [shaped.step_flops([ids(*size)]) for size in ((4, 8), (2, 16), (4, 16), (1, 8), (2, 1))] == [None] * 5
 
 
 def test_other_rows_are_scaled_once_two_counts_say_the_same_of_a_row():
     shaped = learned(transformer, ids, (2, 8), (5, 8))
-    assert shaped.of([ids(3, 8)]).model_flops == transformer(3, 8).model_flops
-    assert shaped.of([ids(3, 9)]) is None
+    assert shaped.step_flops([ids(3, 8)]).model_flops == transformer(3, 8).model_flops
+    assert shaped.step_flops([ids(3, 9)]) is None
 
 
 def test_rows_that_cost_more_the_more_there_are_stay_unknown():
     shaped = learned(lambda rows, _: Work({LINEAR: rows * rows}), ids, (2, 8), (5, 8))
-    assert shaped.of([ids(3, 8)]) is None
-    assert shaped.of([ids(5, 8)]).model_flops == 25
+    assert shaped.step_flops([ids(3, 8)]) is None
+    assert shaped.step_flops([ids(5, 8)]).model_flops == 25
 
 
 def test_work_that_does_not_depend_on_rows_is_not_taken_for_that_of_a_row():
@@ -80,10 +80,10 @@ def test_work_that_does_not_depend_on_rows_is_not_taken_for_that_of_a_row():
         return Work({LINEAR: 10 * rows + 3})
 
     shaped = learned(with_a_rest, ids, (1, 8), (2, 8))
-    assert shaped.of([ids(4, 8)]) is None
+    assert shaped.step_flops([ids(4, 8)]) is None
     shaped.learn([ids(3, 8)], [with_a_rest(3, 8)])
-    assert shaped.of([ids(4, 8)]).model_flops == 43
-    assert shaped.of([ids(4, 9)]) is None
+    assert shaped.step_flops([ids(4, 8)]).model_flops == 43
+    assert shaped.step_flops([ids(4, 9)]) is None
 
 
 def angled(rows, length):
@@ -93,25 +93,25 @@ def angled(rows, length):
 
 def test_work_that_is_done_once_for_all_rows_is_told_from_that_of_a_row():
     shaped = learned(angled, ids, (2, 8), (5, 16))
-    assert shaped.of([ids(4, 10)]) is None
+    assert shaped.step_flops([ids(4, 10)]) is None
     shaped.learn([ids(2, 12)], [angled(2, 12)])
-    assert shaped.of([ids(4, 10)]).model_flops == angled(4, 10).model_flops
+    assert shaped.step_flops([ids(4, 10)]).model_flops == angled(4, 10).model_flops
 
 
 def test_it_takes_three_lengths_where_rows_are_as_many_each_time():
     shaped = learned(angled, ids, (2, 8), (2, 16))
-    assert shaped.of([ids(2, 10)]) is None
+    assert shaped.step_flops([ids(2, 10)]) is None
     shaped.learn([ids(2, 12)], [angled(2, 12)])
-    assert shaped.of([ids(2, 10)]).model_flops == angled(2, 10).model_flops
-    assert shaped.of([ids(3, 10)]) is None
+    assert shaped.step_flops([ids(2, 10)]).model_flops == angled(2, 10).model_flops
+    assert shaped.step_flops([ids(3, 10)]) is None
     shaped.learn([ids(1, 4)], [angled(1, 4)])
-    assert shaped.of([ids(3, 10)]).model_flops == angled(3, 10).model_flops
+    assert shaped.step_flops([ids(3, 10)]).model_flops == angled(3, 10).model_flops
 
 
 @pytest.mark.parametrize("counted", [[(2, 8), (2, 16), (5, 12)], [(2, 8), (5, 8), (5, 12)], [(2, 8), (5, 8), (5, 8)]])
 def test_two_numbers_of_rows_tell_nothing_of_a_third_with_fixed_work(counted):
     shaped = learned(lambda rows, length: Work({LINEAR: 3 * rows * rows * length}), ids, *counted)
-    assert shaped.of([ids(3, 10)]) is None
+    assert shaped.step_flops([ids(3, 10)]) is None
 
 
 def test_as_many_tokens_each_time_tell_nothing_of_more():
@@ -121,9 +121,9 @@ def test_as_many_tokens_each_time_tell_nothing_of_more():
         return Work({LINEAR: 10 * rows * length + 500})
 
     shaped = learned(merged, ids, (2, 64), (4, 32), (8, 16))
-    assert shaped.of([ids(3, 16)]) is None
-    assert shaped.of([ids(16, 8)]).model_flops == merged(16, 8).model_flops
-    assert learned(transformer, ids, (2, 64), (4, 32), (8, 16)).of([ids(3, 16)]) is None
+    assert shaped.step_flops([ids(3, 16)]) is None
+    assert shaped.step_flops([ids(16, 8)]).model_flops == merged(16, 8).model_flops
+    assert learned(transformer, ids, (2, 64), (4, 32), (8, 16)).step_flops([ids(3, 16)]) is None
 
 
 def test_a_law_that_a_count_of_other_rows_contradicts_is_given_up():
@@ -132,13 +132,13 @@ def test_a_law_that_a_count_of_other_rows_contradicts_is_given_up():
 
     shaped = learned(chunked, ids, (2, 8), (2, 16))
     shaped.learn([ids(3, 5)], [chunked(3, 5)])
-    assert shaped.of([ids(2, 5)]) is None
+    assert shaped.step_flops([ids(2, 5)]) is None
 
 
 def test_two_lengths_tell_of_a_third():
     shaped = learned(transformer, ids, (2, 8), (2, 16))
-    assert shaped.of([ids(2, 5)]).model_flops == transformer(2, 5).model_flops
-    assert shaped.of([ids(3, 8)]) is None, "rows never differed"
+    assert shaped.step_flops([ids(2, 5)]).model_flops == transformer(2, 5).model_flops
+    assert shaped.step_flops([ids(3, 8)]) is None, "rows never differed"
 
 
 def test_a_head_that_sees_a_row_takes_a_third_length():
@@ -146,9 +146,9 @@ def test_a_head_that_sees_a_row_takes_a_third_length():
         return Work({LINEAR: 10 * rows * length + 6 * rows, SCORES: 4 * rows * length**2})
 
     shaped = learned(classifier, ids, (2, 8), (2, 16))
-    assert shaped.of([ids(2, 5)]) is None
+    assert shaped.step_flops([ids(2, 5)]) is None
     shaped.learn([ids(3, 11)], [classifier(3, 11)])
-    assert shaped.of([ids(7, 5)]).model_flops == classifier(7, 5).model_flops
+    assert shaped.step_flops([ids(7, 5)]).model_flops == classifier(7, 5).model_flops
 
 
 def test_attention_to_something_of_its_own_length_takes_a_third_length_too():
@@ -156,9 +156,9 @@ def test_attention_to_something_of_its_own_length_takes_a_third_length_too():
         return Work({SCORES: 4 * rows * length**2 + 12 * rows * length})
 
     shaped = learned(crossed, ids, (2, 8), (2, 16))
-    assert shaped.of([ids(2, 5)]) is None
+    assert shaped.step_flops([ids(2, 5)]) is None
     shaped.learn([ids(2, 24)], [crossed(2, 24)])
-    assert shaped.of([ids(2, 5)]).model_flops == crossed(2, 5).model_flops
+    assert shaped.step_flops([ids(2, 5)]).model_flops == crossed(2, 5).model_flops
 
 
 @pytest.mark.parametrize("padding", [1, 3])
@@ -167,9 +167,9 @@ def test_a_convolution_that_pads_is_scaled_over_rows_and_never_over_length(paddi
         return Work({CONVOLVED: 6 * rows * (length + padding), LINEAR: 10 * rows * length})
 
     shaped = learned(convolved, ids, *[(2, length) for length in range(4, 20, 2)])
-    assert shaped.of([ids(2, 5)]) is None
+    assert shaped.step_flops([ids(2, 5)]) is None
     shaped.learn([ids(3, 8)], [convolved(3, 8)])
-    assert shaped.of([ids(7, 8)]).model_flops == convolved(7, 8).model_flops
+    assert shaped.step_flops([ids(7, 8)]).model_flops == convolved(7, 8).model_flops
 
 
 def test_what_grows_in_jumps_stays_unknown_between_them():
@@ -177,8 +177,8 @@ def test_what_grows_in_jumps_stays_unknown_between_them():
         return Work({LINEAR: 10 * rows * (-(-length // 8) * 8)})
 
     shaped = learned(chunked, ids, (2, 5), (2, 9), (2, 17))
-    assert shaped.of([ids(2, 12)]) is None
-    assert shaped.of([ids(2, 9)]).model_flops == chunked(2, 9).model_flops
+    assert shaped.step_flops([ids(2, 12)]) is None
+    assert shaped.step_flops([ids(2, 9)]).model_flops == chunked(2, 9).model_flops
 
 
 def test_images_scale_by_their_number():
@@ -187,10 +187,10 @@ def test_images_scale_by_their_number():
 
     shaped = ShapedWork()
     for rows in (4, 3):
-        assert shaped.of([images(rows)]) is None
+        assert shaped.step_flops([images(rows)]) is None
         shaped.learn([images(rows)], [network(rows)])
-    assert shaped.of([images(9)]).model_flops == network(9).model_flops
-    assert shaped.of([images(4, side=16)]) is None
+    assert shaped.step_flops([images(9)]).model_flops == network(9).model_flops
+    assert shaped.step_flops([images(4, side=16)]) is None
 
 
 def packed(sequences, length):
@@ -203,7 +203,7 @@ def test_packed_rows_scale_however_many_sequences_are_in_them():
         return Work({LINEAR: 10 * length - 6, SCORES: 4 * length**2})
 
     shaped = learned(work, packed, (4, 120), (7, 124), (5, 119))
-    assert shaped.of([packed(9, 100)]).model_flops == work(9, 100).model_flops
+    assert shaped.step_flops([packed(9, 100)]).model_flops == work(9, 100).model_flops
 
 
 def both(rows, length, other):
@@ -219,34 +219,34 @@ def test_an_encoder_and_a_decoder_have_a_length_each():
     shaped = ShapedWork()
     sizes = [(2, 8, 5), (4, 16, 7), (3, 11, 20), (2, 9, 9), (5, 30, 4)]
     for size in sizes:
-        effort = shaped.of([both(7, 13, 17)])
+        effort = shaped.step_flops([both(7, 13, 17)])
         assert effort is None or effort.model_flops == translation(7, 13, 17).model_flops
         shaped.learn([both(*size)], [translation(*size)])
-    assert shaped.of([both(7, 13, 17)]).model_flops == translation(7, 13, 17).model_flops
-    assert shaped.of([both(1, 6, 6)]).model_flops == translation(1, 6, 6).model_flops
+    assert shaped.step_flops([both(7, 13, 17)]).model_flops == translation(7, 13, 17).model_flops
+    assert shaped.step_flops([both(1, 6, 6)]).model_flops == translation(1, 6, 6).model_flops
 
 
 def test_a_second_length_that_never_differed_tells_of_no_other():
     shaped = ShapedWork()
     for size in [(2, 8, 8), (4, 16, 16), (3, 11, 11)]:
         shaped.learn([both(*size)], [transformer(size[0], size[1])])
-    assert shaped.of([both(5, 20, 20)]).model_flops == transformer(5, 20).model_flops
-    assert shaped.of([both(5, 20, 10)]) is None
+    assert shaped.step_flops([both(5, 20, 20)]).model_flops == transformer(5, 20).model_flops
+    assert shaped.step_flops([both(5, 20, 10)]) is None
 
 
 def test_at_most_32_counts_are_kept_and_contradicted_ones_are_given_up():
     shaped = ShapedWork()
     for length in range(2, 400, 2):
         shaped.learn([ids(2, length)], [Work({LINEAR: length * (1 + length % 3)})])
-    assert shaped.of([ids(2, 398)]) is not None
-    assert shaped.of([ids(2, 2)]) is None
+    assert shaped.step_flops([ids(2, 398)]) is not None
+    assert shaped.step_flops([ids(2, 2)]) is None
     assert not shaped.wants(ids(2, 3))
 
 
 def test_what_is_not_read_is_neither_learned_nor_wanted():
     shaped = ShapedWork()
     shaped.learn([(), ids(2, 8)], [Work({LINEAR: 5}), Work({LINEAR: 5})])
-    assert shaped.of([()]) is shaped.of([(), ids(2, 8)]) is shaped.of([ids(2, 8)]) is None
+    assert shaped.step_flops([()]) is shaped.step_flops([(), ids(2, 8)]) is shaped.step_flops([ids(2, 8)]) is None
     assert not shaped.wants(())
 
 
@@ -255,20 +255,20 @@ def test_other_calls_and_other_trained_parameters_are_counted_apart():
     shaped = ShapedWork(trained=lambda: trained[-1])
     shaped.look()
     shaped.learn([ids(2, 8)] * 2, [Work({LINEAR: 100})] * 2, Calls(2, 2))
-    assert shaped.of([ids(2, 8)] * 3, Calls(3, 3)) == StepFlops(300, 300)
-    assert shaped.of([ids(2, 8)] * 2, Calls(4, 2)) is None
+    assert shaped.step_flops([ids(2, 8)] * 3, Calls(3, 3)) == StepFlops(300, 300)
+    assert shaped.step_flops([ids(2, 8)] * 2, Calls(4, 2)) is None
     assert shaped.uncounted_calls == {(2, 1): (0, 0)}
     trained.append((True, True))
     shaped.look()
-    assert shaped.of([ids(2, 8)], Calls(1, 1)) is None
+    assert shaped.step_flops([ids(2, 8)], Calls(1, 1)) is None
     assert shaped.has_no_count
     shaped.settle()
     shaped.learn([ids(2, 8)], [Work({LINEAR: 150})], Calls(1, 1))
-    assert shaped.of([ids(2, 8)], Calls(1, 1)) == StepFlops(150, 150)
+    assert shaped.step_flops([ids(2, 8)], Calls(1, 1)) == StepFlops(150, 150)
     trained.append((True, False))
     shaped.look()
     shaped.settle()
-    assert shaped.of([ids(2, 8)], Calls(1, 1)) == StepFlops(100, 100)
+    assert shaped.step_flops([ids(2, 8)], Calls(1, 1)) == StepFlops(100, 100)
 
 
 @pytest.mark.parametrize(("second", "varies"), [(100, False), (100.9, False), (102, True), (50, True)])
@@ -277,7 +277,7 @@ def test_equal_batches_whose_counts_differ_by_over_a_hundredth_are_unknown(secon
     shaped.learn([ids(2, 8)], [Work({LINEAR: 1000})], step=2)
     shaped.learn([ids(2, 8)], [Work({LINEAR: int(10 * second)})], step=10)
     assert shaped.varies is varies
-    assert (shaped.of([ids(2, 8)]) is None) is varies
+    assert (shaped.step_flops([ids(2, 8)]) is None) is varies
 
 
 def test_batches_of_which_only_some_have_products_are_unknown():
@@ -289,57 +289,57 @@ def test_batches_of_which_only_some_have_products_are_unknown():
 
 def test_a_family_has_the_same_tensors():
     shaped = learned(transformer, ids, (2, 8), (5, 16), (3, 4))
-    assert shaped.of([ids(2, 9)]) is not None
-    assert shaped.of([(("input_ids", (2, 9)),)]) is None
-    assert shaped.of([(*ids(2, 9), ("weights", (2,)))]) is None
+    assert shaped.step_flops([ids(2, 9)]) is not None
+    assert shaped.step_flops([(("input_ids", (2, 9)),)]) is None
+    assert shaped.step_flops([(*ids(2, 9), ("weights", (2,)))]) is None
 
 
 def test_batches_of_a_step_with_a_pass_each_are_learned_apart():
     shaped = ShapedWork()
     sizes = [(2, 8), (3, 12), (2, 8)]
     shaped.learn([ids(*size) for size in sizes], [transformer(*size) for size in sizes])
-    assert shaped.of([ids(3, 12)]).model_flops == transformer(3, 12).model_flops
-    assert shaped.of([ids(4, 16)]).model_flops == transformer(4, 16).model_flops
+    assert shaped.step_flops([ids(3, 12)]).model_flops == transformer(3, 12).model_flops
+    assert shaped.step_flops([ids(4, 16)]).model_flops == transformer(4, 16).model_flops
 
 
 def test_batches_that_are_alike_share_what_was_counted_in_one_pass():
     shaped = ShapedWork()
     shaped.learn([ids(2, 8)] * 4, [Work({LINEAR: 400, BACK: 800})])
-    assert shaped.of([ids(2, 8)]) == StepFlops(300, 300)
-    assert shaped.of([ids(2, 8)] * 3) == StepFlops(900, 900)
+    assert shaped.step_flops([ids(2, 8)]) == StepFlops(300, 300)
+    assert shaped.step_flops([ids(2, 8)] * 3) == StepFlops(900, 900)
 
 
 def test_what_can_not_be_shared_is_known_of_such_a_step_alone():
     shaped = ShapedWork()
     batches = [ids(2, 8), ids(3, 12)]
     shaped.learn(batches, [Work({LINEAR: 401})])
-    assert shaped.of(batches) == shaped.of(batches[::-1]) == StepFlops(401, 401)
-    assert [shaped.of([one]) for one in batches] == [None, None]
+    assert shaped.step_flops(batches) == shaped.step_flops(batches[::-1]) == StepFlops(401, 401)
+    assert [shaped.step_flops([one]) for one in batches] == [None, None]
     shaped.learn([ids(2, 8)] * 2, [Work({LINEAR: 401})])
-    assert shaped.of([ids(2, 8)] * 2) == StepFlops(401, 401)
-    assert shaped.of([ids(2, 8)]) is None
+    assert shaped.step_flops([ids(2, 8)] * 2) == StepFlops(401, 401)
+    assert shaped.step_flops([ids(2, 8)]) is None
 
 
 def test_batches_of_one_shape_with_different_work_are_not_alike():
     shaped = ShapedWork()
     shaped.learn([ids(2, 8)] * 2, [Work({LINEAR: 100}), Work({LINEAR: 102})])
-    assert shaped.of([ids(2, 8)] * 2) == StepFlops(202, 202)
-    assert shaped.of([ids(2, 8)]) is None
+    assert shaped.step_flops([ids(2, 8)] * 2) == StepFlops(202, 202)
+    assert shaped.step_flops([ids(2, 8)]) is None
 
 
 def test_what_has_no_shape_is_known_of_no_other_step():
     shaped = ShapedWork()
     shaped.learn([()], [Work({LINEAR: 100})])
     assert not shaped.knows(())
-    assert shaped.of([ids(2, 8)]) is None
+    assert shaped.step_flops([ids(2, 8)]) is None
 
 
 def test_guesses_are_given_up_when_there_is_a_count():
     shaped = learned(transformer, ids, (2, 8))
-    assert shaped.of([ids(2, 16)]) is None
+    assert shaped.step_flops([ids(2, 16)]) is None
     shaped.learn([ids(2, 16)], [transformer(2, 16)])
-    assert shaped.of([ids(2, 16)]).model_flops == transformer(2, 16).model_flops
-    assert shaped.of([ids(2, 5)]).model_flops == transformer(2, 5).model_flops
+    assert shaped.step_flops([ids(2, 16)]).model_flops == transformer(2, 16).model_flops
+    assert shaped.step_flops([ids(2, 5)]).model_flops == transformer(2, 5).model_flops
 
 
 def test_recomputation_is_scaled_and_is_no_work_of_the_model():
@@ -347,7 +347,7 @@ def test_recomputation_is_scaled_and_is_no_work_of_the_model():
         return Work({**transformer(rows, length).cells, AGAIN: 5 * rows * length})
 
     shaped = learned(checkpointed, ids, (2, 8), (4, 16))
-    scaled = shaped.of([ids(3, 5)])
+    scaled = shaped.step_flops([ids(3, 5)])
     assert scaled == StepFlops(transformer(3, 5).model_flops, checkpointed(3, 5).hardware_flops)
 
 
@@ -356,7 +356,7 @@ def test_a_sort_of_work_that_only_some_shapes_have_is_not_scaled():
         return Work({**transformer(rows, length).cells, **({AGAIN: 5} if length > 10 else {})})
 
     shaped = learned(longer, ids, (2, 8), (2, 16), (2, 24))
-    assert shaped.of([ids(2, 5)]) is None
+    assert shaped.step_flops([ids(2, 5)]) is None
 
 
 @each_row(
@@ -375,29 +375,29 @@ def test_the_extent_of_a_batch_is_that_of_its_token_ids_or_first_tensor(shape, e
 
 
 def other_calls(shaped, _trained):
-    assert shaped.of([ids(2, 8)], Calls(2, 1)) is None
+    assert shaped.step_flops([ids(2, 8)], Calls(2, 1)) is None
 
 
 def uneven_calls(shaped, _trained):
     shaped.learn([ids(2, 8)] * 2, [Work({LINEAR: 300})], Calls(2, 1))
-    assert shaped.of([ids(2, 8)] * 2, Calls(2, 1)).model_flops == 300
+    assert shaped.step_flops([ids(2, 8)] * 2, Calls(2, 1)).model_flops == 300
     shaped.learn([ids(2, 8), images(2)], [Work({LINEAR: 400})], Calls(2, 1))
-    assert shaped.of([ids(2, 8), images(2)], Calls(2, 1)) is None
+    assert shaped.step_flops([ids(2, 8), images(2)], Calls(2, 1)) is None
 
 
 def other_shape(shaped, _trained):
-    assert shaped.of([images(2)], Calls(1, 1)) is None
+    assert shaped.step_flops([images(2)], Calls(1, 1)) is None
 
 
 def unread(shaped, _trained):
-    assert shaped.of([()], Calls(1, 1)) is None
+    assert shaped.step_flops([()], Calls(1, 1)) is None
 
 
 def other_parameters(shaped, trained):
     shaped.look(4)
     trained[0] = (False,)
     shaped.look(5)
-    assert shaped.of([ids(2, 8)], Calls(1, 1), 5) is None
+    assert shaped.step_flops([ids(2, 8)], Calls(1, 1), 5) is None
 
 
 @each_row(

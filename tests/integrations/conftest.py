@@ -43,7 +43,7 @@ def _patient(request, monkeypatch):
     for seconds in ("FLUSH_SECONDS", "LATE_SECONDS"):
         monkeypatch.setattr(engine, seconds, math.inf)
     if "abandoned" not in request.module.__name__:
-        monkeypatch.setattr(collector, "LEAST_PATIENCE", math.inf)
+        monkeypatch.setattr(collector, "PATIENCE_SECONDS", math.inf)
         monkeypatch.setattr(counting, "PATIENCE_SECONDS", math.inf)
 
 

@@ -11,7 +11,7 @@ from torch.distributed.fsdp import FSDPModule
 
 import perf_callbacks.lightning as lightning_door
 from perf_callbacks.integrations.accelerate import accelerator_session
-from perf_callbacks.kernel.fit.place import Place, by_meshes
+from perf_callbacks.kernel.fit.location import FitLocation, by_meshes
 from perf_callbacks.kernel.settings.config import ConfigError
 from perf_callbacks.loop import measure
 
@@ -52,7 +52,7 @@ class Refusing:
     ],
 )
 def test_lightnings_strategy_says_it_by_the_sampler_of_its_loaders(strategy, expected):
-    place = lightning_door.PerfCallback()._place(a_trainer(strategy), None)
+    place = lightning_door.PerfCallback()._location(a_trainer(strategy), None)
     assert (place.data_parallel, place.world_size) == (expected, 8)
 
 
@@ -60,7 +60,7 @@ def test_lightnings_strategy_for_one_process_does_not_say_it():
     strategy = lightning.pytorch.strategies.SingleDeviceStrategy(device="cpu")
     trainer = a_trainer(SimpleNamespace(), world_size=1)
     trainer.strategy = strategy
-    assert lightning_door.PerfCallback()._place(trainer, None).data_parallel is None
+    assert lightning_door.PerfCallback()._location(trainer, None).data_parallel is None
 
 
 @pytest.mark.parametrize(
@@ -76,7 +76,7 @@ def test_accelerate_says_it_by_what_is_parallel_besides(parallelism, expected):
     accelerator = SimpleNamespace(
         project_dir=None, device=torch.device("cpu"), process_index=0, num_processes=8, **parallelism
     )
-    place = accelerator_session._place(accelerator, None)
+    place = accelerator_session._location(accelerator, None)
     assert (place.data_parallel, place.world_size) == (expected, 8)
 
 
@@ -137,7 +137,9 @@ class Sharded(FSDPModule, torch.nn.Module):
     ],
 )
 def test_the_meshes_of_parameters_say_it_by_the_names_of_their_dimensions(model, expected):
-    place = by_meshes(Place(integration="loop", directory=Path(), device=torch.device("cpu"), world_size=8), model)
+    place = by_meshes(
+        FitLocation(integration="loop", directory=Path(), device=torch.device("cpu"), world_size=8), model
+    )
     if isinstance(expected, str):
         assert place.data_parallel is None
         assert expected in place.ambiguous
@@ -147,9 +149,9 @@ def test_the_meshes_of_parameters_say_it_by_the_names_of_their_dimensions(model,
 
 def test_the_framework_is_not_overruled_and_one_process_asks_nobody():
     usual = {"integration": "loop", "directory": Path(), "device": torch.device("cpu")}
-    said = Place(**usual, world_size=8, data_parallel=2)
+    said = FitLocation(**usual, world_size=8, data_parallel=2)
     assert by_meshes(said, on(Mesh(8))) == said
-    alone = Place(**usual)
+    alone = FitLocation(**usual)
     assert by_meshes(alone, on(Mesh(8))) == alone
 
 

@@ -220,7 +220,7 @@ FAULTS = {
         once={
             "kernel.engine.engine.Engine": "whole",
             "integrations.methods": "batches",
-            "integrations.transformers.callback": "_place",
+            "integrations.transformers.callback": "_location",
             "integrations.transformers.watch": "_overrides _outermost",
             "integrations.transformers.watch.TransformersWatch": "install _end_steps",
         },
@@ -240,7 +240,7 @@ FAULTS = {
             "integrations.methods": "turns",
             "integrations.lightning.hooks": "_FitStarter CallbackListCopy TrainerWatch",
             "integrations.lightning.watch": "_closure_is_enclosed",
-            "integrations.lightning.hooks.LightningHooks": "_place _last_state",
+            "integrations.lightning.hooks.LightningHooks": "_location _last_state",
             "integrations.lightning.watch.TrainerWatch": "install _training_step _settle",
         },
         turn=0,
@@ -253,7 +253,7 @@ FAULTS = {
         },
         twice={
             "integrations.saved_counters": "write read",
-            "integrations.accelerate.accelerator_session": "_place",
+            "integrations.accelerate.accelerator_session": "_location",
             "integrations.accelerate.watch.AcceleratedWatch": "install _watch_accelerator _end_evaluation",
         },
         once={

@@ -14,7 +14,7 @@ from tiny import records, steps
 from perf_callbacks import PerfConfig
 from perf_callbacks.integrations.lightning import hooks
 from perf_callbacks.integrations.lightning.hooks import EVERY_BATCH, _directory
-from perf_callbacks.kernel.fit.setup import Setup
+from perf_callbacks.kernel.fit.training_objects import TrainingObjects
 from perf_callbacks.kernel.records.fit_records import Row, Run, Summary
 
 BOTH = pytest.mark.parametrize("of", tiny_lightning.FRAMEWORKS)
@@ -419,7 +419,9 @@ def test_hooks_that_a_subclass_has_something_to_do_in_are_called(tmp_path, hook)
 @pytest.mark.parametrize(("every", "known"), [(0, None), (3, 3)])
 def test_a_trainer_that_never_logs_has_no_steps_between_log_lines(tmp_path, monkeypatch, of, every, known):
     seen = []
-    monkeypatch.setattr(hooks, "Setup", lambda **facts: seen.append(facts["log_every"]) or Setup(**facts))
+    monkeypatch.setattr(
+        hooks, "TrainingObjects", lambda **facts: seen.append(facts["log_every"]) or TrainingObjects(**facts)
+    )
     ours, _ = fit(tmp_path, of=of, log_every_n_steps=every)
     assert {*seen} == {known}
     assert ours.summary.failure is None

@@ -23,9 +23,9 @@ from perf_callbacks.kernel.process.device_use import DeviceUse
 from perf_callbacks.kernel.process.processes import Processes
 from perf_callbacks.kernel.records.journal_file import read
 from perf_callbacks.kernel.records.metric_table import GPU
+from perf_callbacks.kernel.units import GB
 from perf_callbacks.loop import measure
 from perf_callbacks.memory import observer as memory, step_memory
-from perf_callbacks.memory.use import GB
 from perf_callbacks.transformers import PerfCallback
 
 pytestmark = pytest.mark.usefixtures("accelerate_state", "nothing_compiled")

@@ -70,7 +70,7 @@ REFUSED = {
     "wrong type": ("window: 1.5\n", "perf.yaml, line 1: window: got '1.5', wanted a whole number from 1 on."),
     "a number of 5,000 digits": (
         "window: " + 5000 * "1",
-        f"perf.yaml, line 1: window: got '{199 * '1'}…, wanted a whole number from 1 on.",
+        f"perf.yaml, line 1: window: got '{299 * '1'}…, wanted a whole number from 1 on.",
     ),
     "a control character in a value": (
         'gc: "\\e[2J"',

@@ -10,7 +10,7 @@ import torch
 import perf_callbacks
 from perf_callbacks import PerfConfig
 from perf_callbacks.kernel.engine.steps import BLOCK
-from perf_callbacks.kernel.fit.place import Place
+from perf_callbacks.kernel.fit.location import FitLocation
 from perf_callbacks.kernel.fit.recorder import Recorder
 from perf_callbacks.kernel.settings.resolution import resolve
 
@@ -32,7 +32,7 @@ MASKED = {"masked", "padded"}
 
 @pytest.fixture
 def recorder(tmp_path):
-    place = Place(integration="loop", directory=tmp_path, device=torch.device("cpu"))
+    place = FitLocation(integration="loop", directory=tmp_path, device=torch.device("cpu"))
     clock = iter(range(10**6)).__next__  # a call into C, as the real one
     recorder = Recorder(resolve(PerfConfig(journal=False), {}), place, clock=clock)
     yield recorder

@@ -11,6 +11,7 @@ from torch.utils.data import BatchSampler, DataLoader, SequentialSampler
 
 from perf_callbacks.journal import Run, read
 from perf_callbacks.kernel.fit import identity
+from perf_callbacks.kernel.settings.config import LONGEST_RECORDED
 
 
 @each_row(
@@ -49,7 +50,7 @@ def test_other_arguments_are_in_the_command_line(arguments):
 
 
 def test_a_command_line_has_an_end():
-    assert len(identity.command_line(["train.py", "x" * 100_000])) == 4096
+    assert len(identity.command_line(["train.py", "x" * 100_000])) == LONGEST_RECORDED
 
 
 @each_row(

@@ -7,7 +7,7 @@ from fakes import FakeClock, FakeStream
 from perf_callbacks import PerfConfig
 from perf_callbacks.kernel.engine import step_reader
 from perf_callbacks.kernel.engine.stages import Stage
-from perf_callbacks.kernel.fit.place import Place
+from perf_callbacks.kernel.fit.location import FitLocation
 from perf_callbacks.kernel.fit.recorder import Recorder
 from perf_callbacks.kernel.process import device
 from perf_callbacks.kernel.process.device_facts import Timing
@@ -28,7 +28,7 @@ def worker(monkeypatch):
 
 @pytest.fixture
 def recorder(tmp_path, worker):
-    place = Place(integration="loop", directory=tmp_path, device=torch.device("cpu"))
+    place = FitLocation(integration="loop", directory=tmp_path, device=torch.device("cpu"))
     made = Recorder(resolve(PerfConfig(gc="off"), {}), place, clock=worker.clock)
     yield made
     made.close()

@@ -10,7 +10,7 @@ from fakes import FakeClock
 from tiny import records
 
 from perf_callbacks import PerfConfig
-from perf_callbacks.kernel.fit.place import Place
+from perf_callbacks.kernel.fit.location import FitLocation
 from perf_callbacks.kernel.fit.recorder import Recorder
 from perf_callbacks.kernel.process.waits import WAITS
 from perf_callbacks.kernel.records.fit_records import Run, Window
@@ -31,7 +31,7 @@ def ranks(tmp_path, monkeypatch):
     def open_both(data_parallel, ambiguous=None, **config):
         settings = resolve(PerfConfig(window=2, gc="off", **config), {})
         for rank in range(2):
-            place = Place(
+            place = FitLocation(
                 integration="loop", directory=tmp_path, device=torch.device("cpu"), rank=rank,
                 world_size=2, data_parallel=data_parallel, ambiguous=ambiguous,
             )  # fmt: skip

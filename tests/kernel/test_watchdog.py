@@ -122,7 +122,7 @@ def test_the_thread_ends_as_soon_as_the_last_is_said_to_have_ended(monkeypatch):
 
 def test_the_thread_ends_with_the_last_fit_even_within_a_tick(monkeypatch):
     monkeypatch.setattr(watchdog, "PERIOD_SECONDS", 3600.0)
-    monkeypatch.setattr(watchdog, "HURRY_SECONDS", 60.0)
+    monkeypatch.setattr(watchdog, "CLOSE_SECONDS", 60.0)
     dog, going, begun = Watchdog(), [True], threading.Event()
     waiting = [threading.Event(), threading.Event()]  # each tick lasts until the end of the fit waits for it
     ticks, waits = iter(waiting), iter(waiting)

@@ -7,6 +7,7 @@ from rows import each_row
 
 from perf_callbacks.kernel.records.machine_records import Memory
 from perf_callbacks.kernel.records.module_records import OTHERS, ModuleWork
+from perf_callbacks.kernel.units import GB
 from perf_callbacks.memory.estimate import (
     SHARDED,
     Layers,
@@ -19,7 +20,6 @@ from perf_callbacks.memory.estimate import (
     layers_to_checkpoint,
     on_rank,
 )
-from perf_callbacks.memory.use import GB
 
 PARTS = Memory(step=2, device="cuda", weights_gb=2.0, gradients_gb=2.0, optimizer_gb=4.0, peak_gb=14.0, micro_batch=8)
 

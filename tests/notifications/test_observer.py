@@ -10,9 +10,9 @@ from fakes import FakeClock
 from journals import a_summary
 
 from perf_callbacks import PerfConfig
-from perf_callbacks.kernel.fit.place import Place
+from perf_callbacks.kernel.fit.location import FitLocation
 from perf_callbacks.kernel.fit.recorder import Recorder
-from perf_callbacks.kernel.fit.setup import Training
+from perf_callbacks.kernel.fit.training_objects import FitContext
 from perf_callbacks.kernel.records.fit_records import Finding
 from perf_callbacks.kernel.settings.resolution import resolve
 from perf_callbacks.notifications import observer
@@ -48,7 +48,7 @@ class Fit:
     def __init__(self, directory, *, rank=0, world_size=1):
         self.clock, self.started = FakeClock(), []
         settings = resolve(PerfConfig(journal=False), {"PERF_CALLBACKS_ON_EVENT": "notify"})
-        place = Place(
+        place = FitLocation(
             integration="loop",
             directory=directory,
             device=torch.device("cpu"),
@@ -171,7 +171,7 @@ def test_a_program_that_is_missing_is_told_of_at_the_start_by_rank_0(tmp_path, m
     monkeypatch.setenv("PATH", str(tmp_path))
     fit = Fit(tmp_path, rank=rank, world_size=2)
     fit.recorder.run = replace(fit.recorder.run, rank=rank)
-    assert observer.begin(fit.recorder, Training(model=None)) is None
+    assert observer.begin(fit.recorder, FitContext(model=None)) is None
     said = "perf_callbacks: PERF_CALLBACKS_ON_EVENT has no effect: there is no program 'notify'."
     assert caplog.messages == ([said] if rank == 0 else [])
     fit.recorder.close()
@@ -180,7 +180,7 @@ def test_a_program_that_is_missing_is_told_of_at_the_start_by_rank_0(tmp_path, m
 @pytest.mark.skipif(sys.platform == "win32", reason="on_event runs no command on Windows, and says so")
 def test_without_a_command_nothing_is_watched(tmp_path):
     settings = resolve(PerfConfig(journal=False), {})
-    place = Place(integration="loop", directory=tmp_path, device=torch.device("cpu"))
+    place = FitLocation(integration="loop", directory=tmp_path, device=torch.device("cpu"))
     recorder = Recorder(settings, place, clock=FakeClock())
-    assert observer.begin(recorder, Training(model=None)) is None
+    assert observer.begin(recorder, FitContext(model=None)) is None
     recorder.close()

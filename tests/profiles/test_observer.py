@@ -9,14 +9,14 @@ import torch
 from fakes import FakeClock
 
 from perf_callbacks import PerfConfig
-from perf_callbacks.kernel.fit.place import Place
+from perf_callbacks.kernel.fit.location import FitLocation
 from perf_callbacks.kernel.fit.recorder import Recorder
 from perf_callbacks.kernel.process import helper_process, torch_profiler
 from perf_callbacks.kernel.records.codec import pack
 from perf_callbacks.kernel.records.profile_record import Profile
 from perf_callbacks.kernel.records.rank_records import Straggler
 from perf_callbacks.kernel.settings.resolution import resolve
-from perf_callbacks.profiles.observer import NO_WISH, PER_TURN, WISH, ProfileWatch
+from perf_callbacks.profiles.observer import NO_PROPOSAL, PER_TURN, PROPOSAL, ProfileWatch
 
 CPU_PROFILE = pack(
     Profile(
@@ -81,7 +81,7 @@ class Fit:
 
     def __init__(self, directory, setting, ranks=1):
         self.clock, self.seen, self.reducer = FakeClock(), [], FakeReducer()
-        place = Place(integration="loop", directory=directory, device=torch.device("cpu"), world_size=ranks)
+        place = FitLocation(integration="loop", directory=directory, device=torch.device("cpu"), world_size=ranks)
         self.recorder = Recorder(resolve(PerfConfig(profile=setting), {}), place, clock=self.clock)
         self.watch = ProfileWatch(self.recorder, setting, lambda _: FakeProfiler(self.seen), lambda: self.reducer)
         self.recorder.observe(self.watch)
@@ -150,9 +150,9 @@ def test_auto_keeps_within_its_part_of_the_time(start):
 def test_a_second_slow_step_changes_no_proposal(start):
     fit = start("auto")
     fit.recorder.write(slow())
-    wish = fit.watch.proposals[WISH]
+    proposal = fit.watch.proposals[PROPOSAL]
     fit.recorder.write(slow())
-    assert fit.watch.proposals[WISH] == wish < NO_WISH
+    assert fit.watch.proposals[PROPOSAL] == proposal < NO_PROPOSAL
 
 
 def test_no_step_is_added_after_a_minute(start):
@@ -180,7 +180,7 @@ def test_auto_counts_the_time_of_another_rank(start):
         fit.run(step - fit.number)
         fit.watch.happened("straggler", {"rank": 1})
         fit.recorder.observers.adopted(fit.watch.proposals, fit.number)
-        assert fit.watch.proposals[WISH] // PER_TURN == turns  # a profile of rank 1 takes four seconds of rank 0
+        assert fit.watch.proposals[PROPOSAL] // PER_TURN == turns  # a profile of rank 1 takes four seconds of rank 0
     assert fit.seen == []
 
 

@@ -52,7 +52,7 @@ def learned(work, counts):
 def test_an_answer_is_exactly_right(work, counts, asked):
     shaped = learned(work, counts)
     for size in [*counts, *asked]:
-        effort, true = shaped.of([shape(size)]), work(*size)
+        effort, true = shaped.step_flops([shape(size)]), work(*size)
         if effort is not None:
             assert effort == StepFlops(true.model_flops, true.hardware_flops)
         else:
@@ -67,7 +67,7 @@ def test_nor_is_one_wrong_where_batches_have_as_many_tokens_each_time(work, once
         return Work({**work(rows, length).cells, WorkKey("recompute", "bfloat16", "matmul"): rows * length + once})
 
     counts = [(2**halving, 2 ** (budget - halving)) for halving in halvings if halving <= budget]
-    effort, true = learned(with_weights, counts).of([shape(asked)]), with_weights(*asked)
+    effort, true = learned(with_weights, counts).step_flops([shape(asked)]), with_weights(*asked)
     assert effort in {None, StepFlops(true.model_flops, true.hardware_flops)}
 
 
@@ -76,14 +76,14 @@ longer = st.tuples(st.integers(1, 64), st.integers(2, 512))  # a length of 1 loo
 
 @given(models(), st.lists(longer, min_size=4, max_size=6, unique_by=(itemgetter(0), itemgetter(1))), longer)
 def test_four_counts_that_differ_in_everything_tell_of_any_other_shape(work, counts, asked):
-    assert learned(work, counts).of([shape(asked)]) is not None
+    assert learned(work, counts).step_flops([shape(asked)]) is not None
 
 
 @given(models(), st.lists(sizes, max_size=6, unique=True), st.data())
 def test_the_order_of_counts_makes_no_difference(work, counts, data):
     asked = data.draw(st.lists(sizes, max_size=6))
     one, other = learned(work, counts), learned(work, data.draw(st.permutations(counts)))
-    assert [one.of([shape(size)]) for size in asked] == [other.of([shape(size)]) for size in asked]
+    assert [one.step_flops([shape(size)]) for size in asked] == [other.step_flops([shape(size)]) for size in asked]
 
 
 @given(models(), st.lists(sizes, min_size=1, max_size=6), st.lists(sizes, max_size=6))
@@ -91,10 +91,12 @@ def test_to_have_asked_before_makes_no_difference(work, counts, asked):
     curious = ShapedWork()
     for size in counts:
         for question in asked:
-            curious.of([shape(question)])
+            curious.step_flops([shape(question)])
         curious.learn([shape(size)], [work(*size)])
     patient = learned(work, counts)
-    assert [curious.of([shape(size)]) for size in asked] == [patient.of([shape(size)]) for size in asked]
+    assert [curious.step_flops([shape(size)]) for size in asked] == [
+        patient.step_flops([shape(size)]) for size in asked
+    ]
 
 
 @given(
@@ -106,15 +108,15 @@ def test_to_have_asked_before_makes_no_difference(work, counts, asked):
 )
 def test_where_only_rows_differ_two_counts_tell_of_any_number_of_them(work, rows, length, more, asked):
     counts = [(rows, length), *[(one, length) for one in more]]
-    known = learned(work, counts).of([shape((asked, length))])
+    known = learned(work, counts).step_flops([shape((asked, length))])
     assert (known is not None) == (asked in {rows, *more} or len({rows, *more}) > 1)
 
 
 @given(models(), st.integers(1, 8), st.lists(st.integers(1, 512), min_size=1, max_size=5), st.integers(1, 512))
 def test_where_only_the_length_differs_nothing_is_said_of_other_rows(work, rows, lengths, asked):
     shaped = learned(work, [(rows, length) for length in lengths])
-    assert shaped.of([shape((rows + 1, asked))]) is None
-    assert shaped.of([shape((rows + 1, lengths[0]))]) is None
+    assert shaped.step_flops([shape((rows + 1, asked))]) is None
+    assert shaped.step_flops([shape((rows + 1, lengths[0]))]) is None
 
 
 @given(st.dictionaries(sizes, factors, max_size=5), sizes)
@@ -122,8 +124,8 @@ def test_what_was_counted_is_repeated_whatever_it_was(counts, asked):
     cell = WorkKey("forward", "float32", "matmul")
     shaped = learned(lambda *size: Work({cell: counts[size]}), counts)
     for size, flops in counts.items():
-        assert shaped.of([shape(size)]) == StepFlops(flops, flops)
-    assert (shaped.of([shape(asked)]) is not None) == shaped.knows(shape(asked))
+        assert shaped.step_flops([shape(size)]) == StepFlops(flops, flops)
+    assert (shaped.step_flops([shape(asked)]) is not None) == shaped.knows(shape(asked))
 
 
 @given(models(), st.lists(sizes, min_size=1, max_size=5), st.randoms())
@@ -131,7 +133,7 @@ def test_a_step_of_several_batches_tells_what_each_of_them_alone_tells(work, cou
     together, alone = ShapedWork(), learned(work, counts)
     together.learn([shape(size) for size in counts], [work(*size) for size in counts])
     mixed = random.choices(counts, k=4)
-    assert together.of([shape(size) for size in mixed]) == alone.of([shape(size) for size in mixed])
+    assert together.step_flops([shape(size) for size in mixed]) == alone.step_flops([shape(size) for size in mixed])
 
 
 @given(st.lists(st.tuples(sizes, factors), min_size=1, max_size=4))

@@ -20,7 +20,7 @@ from exchange_job import LENGTH, Job, Windows
 from rows import each_row
 
 from perf_callbacks.kernel.engine.windows import NOTICE, JobSettings, Part
-from perf_callbacks.kernel.fit.place import Place
+from perf_callbacks.kernel.fit.location import FitLocation
 from perf_callbacks.kernel.records.codec import pack
 from perf_callbacks.kernel.settings.config import PerfConfig
 from perf_callbacks.ranks import exchange as ranks, leader, rounds, store as board
@@ -935,7 +935,7 @@ def test_thousands_of_parts_are_handled_in_slices_with_a_breath_in_between(monke
     job.step()
     assert job.latest == [job.whole(0), *[None] * 199]
     # 199 parts are read, 64 in each slice, one breath comes before the figures, and each round ends with one
-    assert breaths == [leader.BREATH_SECONDS] * 6
+    assert breaths == [leader.GIL_YIELD_SECONDS] * 6
     job.offer(1)
     job.step()
     assert job.latest == [job.whole(0)] * 200  # with the next part
@@ -960,7 +960,7 @@ def served():
 
 
 def place(tmp_path, **changes):
-    return Place(integration="loop", directory=tmp_path, device=torch.device("cpu"), **changes)
+    return FitLocation(integration="loop", directory=tmp_path, device=torch.device("cpu"), **changes)
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="no limit is known there")

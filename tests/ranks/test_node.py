@@ -12,8 +12,9 @@ import torch.distributed as dist
 from exchange_job import Job, Windows
 from rows import each_row
 
-from perf_callbacks.kernel.fit.place import Place
+from perf_callbacks.kernel.fit.location import FitLocation
 from perf_callbacks.kernel.settings.config import PerfConfig
+from perf_callbacks.kernel.units import DAY_SECONDS
 from perf_callbacks.ranks import exchange as ranks, node, private_directory, rounds, store as board
 from perf_callbacks.ranks.bundles import Bundle
 from perf_callbacks.ranks.node import FileNotes, Node, gathered
@@ -253,7 +254,7 @@ def test_a_directory_of_other_files_is_not_removed(tmp_path, monkeypatch):
     mine, left = [gathered(0, 8, (0, 8), many=4, job=(job, "1")).directory for job in ("mine", "left")]
     left.mkdir(mode=0o700)
     (left / "thesis.tex").touch()
-    os.utime(left, (time.time() - 2 * node.LEFT_SECONDS,) * 2)
+    os.utime(left, (time.time() - 2 * DAY_SECONDS,) * 2)
     node.remove_earlier(mine)
     assert files_of(left) == ["thesis.tex"]
 
@@ -377,7 +378,7 @@ def test_a_directory_left_a_day_ago_goes_with_the_next_job_of_this_user(tmp_path
         directory.mkdir(mode=0o700)
         (directory / "verdict").touch()
     for directory in (left, others):
-        os.utime(directory, (time.time() - 2 * node.LEFT_SECONDS,) * 2)
+        os.utime(directory, (time.time() - 2 * DAY_SECONDS,) * 2)
     node.remove_earlier(mine)
     assert sorted(tmp_path.iterdir()) == sorted([young, others])
 
@@ -439,7 +440,7 @@ def test_a_job_of_many_ranks_takes_one_connection_for_each_machine(tmp_path, mon
     for rank in range(8):
         monkeypatch.setenv("LOCAL_RANK", str(rank))
         monkeypatch.setenv("LOCAL_WORLD_SIZE", "8")
-        place = Place(
+        place = FitLocation(
             integration="loop",
             directory=tmp_path,
             device=torch.device("cpu"),

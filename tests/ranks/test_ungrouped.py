@@ -9,9 +9,9 @@ from fakes import FakeClock
 from launching import free_port, python
 
 from perf_callbacks import PerfConfig
-from perf_callbacks.kernel.fit.place import Place
+from perf_callbacks.kernel.fit.location import FitLocation
 from perf_callbacks.kernel.fit.recorder import Recorder
-from perf_callbacks.kernel.fit.setup import Training
+from perf_callbacks.kernel.fit.training_objects import FitContext
 from perf_callbacks.kernel.settings.resolution import resolve
 from perf_callbacks.ranks import ungrouped
 
@@ -33,7 +33,7 @@ def fit(tmp_path, monkeypatch):
             monkeypatch.delenv(name, raising=False)
         for name, value in environ.items():
             monkeypatch.setenv(name, value)
-        place = Place(
+        place = FitLocation(
             integration=integration,
             directory=tmp_path,
             device=torch.device("cpu"),
@@ -41,7 +41,7 @@ def fit(tmp_path, monkeypatch):
         )
         recorder = Recorder(resolve(PerfConfig(journal=False, window=5), {}), place, clock=FakeClock())
         begun.append(recorder)
-        watch = ungrouped.begin(recorder, Training(model=None))
+        watch = ungrouped.begin(recorder, FitContext(model=None))
         if watch is not None:
             recorder.observe(watch)
         return recorder, watch

@@ -107,7 +107,7 @@ CLOSINGS = {
     "unknown amounts": summary(**UNKNOWN),
     "a lower bound, part of the step": summary(**LOW, flops_coverage=1.0),
     "a lower bound, weights": summary(**LOW, flops_coverage=0.97),
-    "a lower bound, operations": summary(**LOW, flops_coverage=1.0, flops_uncounted=("a", "b", "c", "d")),
+    "a lower bound, operations": summary(**LOW, flops_coverage=1.0, flops_uncounted=("a", "b", "c", "d", "e")),
     "a lower bound, both": summary(**LOW, flops_coverage=0.5, flops_uncounted=("a",)),
     "units that can be read": summary(
         **WORKED

@@ -8,7 +8,7 @@ from fakes import FakeClock
 
 from perf_callbacks import PerfConfig
 from perf_callbacks.commands import main
-from perf_callbacks.kernel.fit.place import Place
+from perf_callbacks.kernel.fit.location import FitLocation
 from perf_callbacks.kernel.fit.recorder import Recorder
 from perf_callbacks.kernel.process import stacks
 from perf_callbacks.kernel.settings.resolution import resolve
@@ -21,7 +21,7 @@ class Fit:
     def __init__(self, directory, *, journal=False):
         self.clock = FakeClock(1000.0)
         settings = resolve(PerfConfig(stall_after="5", journal=journal), {})
-        place = Place(integration="loop", directory=directory, device=torch.device("cpu"))
+        place = FitLocation(integration="loop", directory=directory, device=torch.device("cpu"))
         self.recorder = Recorder(settings, place, clock=self.clock)
         self.watch = StallWatch(self.recorder)
         self.recorder.observe(self.watch)

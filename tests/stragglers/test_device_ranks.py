@@ -12,9 +12,9 @@ from perf_callbacks import PerfConfig
 from perf_callbacks.kernel.engine.marks import BACK, END, WAIT
 from perf_callbacks.kernel.engine.stages import Stage
 from perf_callbacks.kernel.engine.tape import Tape
-from perf_callbacks.kernel.fit.place import Place
+from perf_callbacks.kernel.fit.location import FitLocation
 from perf_callbacks.kernel.fit.recorder import Recorder
-from perf_callbacks.kernel.fit.setup import Training
+from perf_callbacks.kernel.fit.training_objects import FitContext
 from perf_callbacks.kernel.process import device
 from perf_callbacks.kernel.process.device_facts import Timing
 from perf_callbacks.kernel.process.event_timeline import EventTimeline
@@ -40,9 +40,11 @@ class Rank:
         timing = Timing(unstaged=unstaged) if unstaged else Timing(EventTimeline(self.stream.event))
         monkeypatch.setattr(device.Cpu, "timing", lambda _: timing)
         settings = resolve(PerfConfig(window=WINDOW, gc="off"), {})
-        place = Place(integration="loop", directory=directory, device=torch.device("cpu"), rank=rank, world_size=2)
+        place = FitLocation(
+            integration="loop", directory=directory, device=torch.device("cpu"), rank=rank, world_size=2
+        )
         self.recorder = Recorder(settings, place, ranks=exchange.meet(place, settings.config), clock=self.clock)
-        self.recorder.observe(stragglers.begin(self.recorder, Training(model=self.model)))
+        self.recorder.observe(stragglers.begin(self.recorder, FitContext(model=self.model)))
 
     def spend(self, mark, seconds):
         self.recorder.enter(mark)

@@ -22,9 +22,9 @@ from perf_callbacks import PerfConfig
 from perf_callbacks.kernel.engine.marks import Pause
 from perf_callbacks.kernel.engine.observer import Observer
 from perf_callbacks.kernel.engine.stages import Stage
-from perf_callbacks.kernel.fit.place import Place
+from perf_callbacks.kernel.fit.location import FitLocation
 from perf_callbacks.kernel.fit.recorder import Recorder
-from perf_callbacks.kernel.fit.setup import Setup, Training
+from perf_callbacks.kernel.fit.training_objects import FitContext, TrainingObjects
 from perf_callbacks.kernel.process.waits import WAITS
 from perf_callbacks.kernel.records.fit_records import Steps, Summary
 from perf_callbacks.kernel.records.metric_table import SEVERAL_RANKS
@@ -53,7 +53,7 @@ class Rank:
         self.wrapper = wrapper  # only weakly held elsewhere
         self.timed = timed
         settings = resolve(PerfConfig(**{"window": WINDOW, "gc": "observe"} | config), {})
-        place = Place(
+        place = FitLocation(
             integration="loop",
             directory=directory,
             device=torch.device("cpu"),
@@ -62,7 +62,8 @@ class Rank:
         )
         self.recorder = Recorder(settings, place, ranks=exchange.meet(place, settings.config), clock=self.clock)
         observer = stragglers.begin(
-            self.recorder, Training(model=self.model if timed else None, setup=lambda: Setup(called=wrapper))
+            self.recorder,
+            FitContext(model=self.model if timed else None, objects=lambda: TrainingObjects(called=wrapper)),
         )
         if observer is not None:
             self.recorder.observe(observer)

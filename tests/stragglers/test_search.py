@@ -217,6 +217,6 @@ def test_one_percent_of_a_thousand_ranks_may_be_silent():
     heard = {rank: signals[rank] for rank in signals if rank % 100 != 5}
     rests = []
     stragglers = Stragglers()
-    told = stragglers.window(range(first, first + 20), heard, rest=lambda: rests.append(None))
+    told = stragglers.window(range(first, first + 20), heard, yield_gil=lambda: rests.append(None))
     assert [(one.step, one.rank, one.cause) for one in told] == [(5, 77, "gc"), (12, 900, "host")]
     assert len(rests) > 20

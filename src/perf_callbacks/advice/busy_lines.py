@@ -22,12 +22,10 @@ from perf_callbacks.kernel.fit.recorder import Recorder
 from perf_callbacks.kernel.process import cpu_time, stacks
 from perf_callbacks.kernel.process.switch_interval import SWITCH_INTERVAL
 from perf_callbacks.kernel.process.watchdog import WATCHDOG
+from perf_callbacks.kernel.records.shares import MAJORITY
 
 FEWEST_LOOKS = 3
 """A line of a function is named only if the function is in at least this many samples."""
-
-LEAST_PART = 0.5
-"""As `FEWEST_LOOKS`, as a share of a stage's samples."""
 
 LEAST_LASTING = 0.25
 """A function is slow code only if it was slow in at least this share of its samples; a smaller share may be chance."""
@@ -286,7 +284,7 @@ def _by_function(lines: Counter[str | None]) -> Counter[str]:
 
 def _most(lines: Counter[str | None]) -> str | None:
     for name, looks in _by_function(lines).most_common(1):
-        if looks >= max(FEWEST_LOOKS, LEAST_PART * lines.total()):
+        if looks >= max(FEWEST_LOOKS, MAJORITY * lines.total()):
             return _busiest(lines, name)
     return None
 

@@ -4,9 +4,10 @@ import re
 
 from perf_callbacks.advice import model, waits
 from perf_callbacks.advice.facts import Facts, Measured, finding, timed
-from perf_callbacks.advice.profiled_steps import LEAST, ProfiledSteps, profiled
+from perf_callbacks.advice.profiled_steps import ProfiledSteps, profiled
 from perf_callbacks.kernel.records.fit_records import Finding
 from perf_callbacks.kernel.records.profile_record import Profile, ProfiledCopy
+from perf_callbacks.kernel.records.shares import MAJORITY, NOTABLE
 from perf_callbacks.kernel.settings.config import printable
 from perf_callbacks.profiles.kernel_classes import COMMUNICATION, ELEMENTWISE
 
@@ -35,9 +36,6 @@ BUCKETS, LARGE_BUCKET_MB = 8, 100
 """Number of gradient buckets with which DDP hides much communication, and size of a large one."""
 
 GRADIENT_MB = 4e-6
-
-MOSTLY = 0.5
-"""Overlap is advised only if computation could hide at least this part of the exposed communication."""
 
 
 @timed
@@ -104,7 +102,7 @@ def collectives(facts: Facts, measured: Measured) -> Finding | None:
     number = calls / steps.number
     saved, remedy = _overlapping(facts, steps, number)
     share = saved * (steps.share(exposed) - _lost_to_ranks(measured))
-    if share < LEAST:
+    if share < NOTABLE:
         return None
     evidence = f"Collectives and their waits for other ranks took {steps.part(exposed)} without computation beside them"
     evidence += f": {number:,.0f} per step" if number else ""
@@ -114,7 +112,7 @@ def collectives(facts: Facts, measured: Measured) -> Finding | None:
 def _copying(steps: ProfiledSteps, copies: list[ProfiledCopy], direction: str, remedy: str) -> Finding | None:
     seconds = _seconds(copies)
     share = steps.share(seconds)
-    if share < LEAST:
+    if share < NOTABLE:
         return None
     calls = sum([copy.calls for copy in copies]) / steps.number
     evidence = f"Copies{direction} took {steps.part(seconds)}: {printable(copies[0].operation)}, {calls:,.0f} per step"
@@ -156,12 +154,12 @@ def _overlapping(facts: Facts, steps: ProfiledSteps, number: float) -> tuple[flo
         remedies = f"prefetching in FSDP, or {sharded}", sharded
     elif short:
         return 1.0, "one collective for many tensors, in a buffer that holds them all"
-    return (free, remedies[0]) if free >= MOSTLY else (1.0, remedies[1])
+    return (free, remedies[0]) if free >= MAJORITY else (1.0, remedies[1])
 
 
 def _in_buckets(facts: Facts, free: float, *, few: bool, short: bool) -> tuple[float, str]:
     gradients_mb = facts.tensors * facts.elements * GRADIENT_MB
-    if few and free >= MOSTLY and gradients_mb > 1:
+    if few and free >= MAJORITY and gradients_mb > 1:
         return free, _bucket_size(facts, max(1, round(gradients_mb / BUCKETS))) + ", so that DDP reduces earlier"
     if short:
         return 1.0, _bucket_size(facts, LARGE_BUCKET_MB)

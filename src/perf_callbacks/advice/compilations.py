@@ -3,9 +3,8 @@
 import sys
 from typing import Any, NamedTuple
 
+from perf_callbacks.kernel.units import MICROSECOND
 from perf_callbacks.profiles import intervals
-
-MICRO = 1e-6
 
 
 class Compilations(NamedTuple):
@@ -26,12 +25,12 @@ def since(moment: float) -> Compilations:
     utils: Any = sys.modules.get("torch._dynamo.utils")
     metrics = [] if utils is None else utils.get_compilation_metrics()  # torch 2.6 or later
     timed = [row for row in metrics if getattr(row, "start_time_us", None) and getattr(row, "end_time_us", None)]
-    compilations = [row for row in timed if row.start_time_us * MICRO >= moment]
+    compilations = [row for row in timed if row.start_time_us * MICROSECOND >= moment]
     spans = [(row.start_time_us, row.end_time_us) for row in compilations]  # a compilation may run within another
     reasons = [str(row.recompile_reason) for row in compilations if getattr(row, "recompile_reason", None)]
     return Compilations(
         number=sum([getattr(row, "is_forward", None) is not False for row in compilations]),
-        seconds=intervals.length(intervals.union(spans)) * MICRO,
+        seconds=intervals.length(intervals.union(spans)) * MICROSECOND,
         repeated=len(reasons),
         reason=reasons[-1].strip().partition("\n")[0] if reasons else "",
     )

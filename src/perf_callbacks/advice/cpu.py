@@ -3,13 +3,11 @@
 from perf_callbacks.advice.facts import Facts, Measured, finding, timed
 from perf_callbacks.kernel.plural import plural
 from perf_callbacks.kernel.records.fit_records import Finding
+from perf_callbacks.kernel.records.shares import NOTABLE
 
 CAUSE = "cpu"
 
 THREADS = "threads"
-
-LEAST = 0.05
-"""Least reported share. On a machine with other programs, smaller shares are usual."""
 
 LARGE = 0.25
 """From this part of the largest share in `INFLATED` on, `cpu` comes before those findings."""
@@ -23,7 +21,7 @@ INFLATED = frozenset(
 @timed
 def no_cpu(facts: Facts, _measured: Measured) -> Finding | None:
     share = facts.starved_share
-    if share is None or share < LEAST:
+    if share is None or share < NOTABLE:
         return None
     why, remedy = _why(facts)
     evidence = f"The training thread was ready to run and had no CPU for {share:.0%} of the run: {why}"

@@ -1,8 +1,8 @@
 """Rule `drift`: steps become longer in the course of a fit."""
 
-from perf_callbacks.advice import cpu
 from perf_callbacks.advice.facts import Facts, Measured, finding, timed
 from perf_callbacks.kernel.records.fit_records import Finding
+from perf_callbacks.kernel.records.shares import NOTABLE
 
 CAUSE = "drift"
 
@@ -37,7 +37,7 @@ def saved(facts: Facts, measured: Measured) -> float | None:
     None also if other programs or other ranks may have caused the drift.
     """
     growth = facts.drift
-    starved = (facts.starved_share or 0.0) >= cpu.LEAST  # then other programs may have made the steps longer
+    starved = (facts.starved_share or 0.0) >= NOTABLE  # then other programs may have made the steps longer
     if growth is None or starved or growth.stage == "communication" or (facts.ddp and growth.stage == "backward"):
         return None
     return growth.share * measured.steps_seconds / measured.seconds

@@ -13,6 +13,7 @@ from perf_callbacks.kernel.fit.rarer import Rarer
 from perf_callbacks.kernel.records.fit_records import Finding, Summary
 from perf_callbacks.kernel.records.flops_record import Flops
 from perf_callbacks.kernel.records.profile_record import Profile
+from perf_callbacks.kernel.records.shares import WORTH
 from perf_callbacks.memory.device_readings import DeviceReadings
 from perf_callbacks.memory.use import MemoryUse
 
@@ -20,9 +21,6 @@ WAITING = frozenset({"data", "communication"})
 
 TRAINERS = frozenset({"transformers", "lightning"})
 """Integrations whose framework runs code of its own between the stages of a step."""
-
-WORTH = 0.01
-"""Least share of the run that a reported finding could save."""
 
 INTERRUPTED = (0.75, 1.4)
 """Least and most seconds saved per second of avoided interruptions: the steps after one are slower too.

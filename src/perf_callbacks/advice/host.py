@@ -5,19 +5,12 @@ from dataclasses import replace
 from perf_callbacks.advice import cpu, drift, model
 from perf_callbacks.advice.facts import TRAINERS, Facts, Measured, finding, interrupting, timed
 from perf_callbacks.advice.profiled_steps import on_device, unknown_loading
+from perf_callbacks.advice.throttle import ENOUGH_READINGS
 from perf_callbacks.advice.waits import reads_each_step, waits_part
 from perf_callbacks.kernel.engine.account import GENERATION, REWARDS
 from perf_callbacks.kernel.plural import plural
 from perf_callbacks.kernel.records.fit_records import Finding
-
-ENOUGH_READINGS = 6
-"""The callback takes a reading of the device's use every ten seconds."""
-
-LARGE = 0.1
-"""Readings of the device's use are coarse."""
-
-COMPUTING = 0.5
-"""More threads are advised only if forward, backward and optimizer take this share of the run or more."""
+from perf_callbacks.kernel.records.shares import LARGE, MAJORITY
 
 
 @timed
@@ -116,7 +109,7 @@ def too_few_threads(facts: Facts, measured: Measured) -> Finding | None:
     cpus, idle = facts.cpus, facts.free_cpus
     if facts.accelerator is not None or cpus is None or idle is None:
         return None
-    if 2 * facts.threads >= cpus or idle < cpus / 2 or measured.share(measured.computing) < COMPUTING:
+    if 2 * facts.threads >= cpus or idle < cpus / 2 or measured.share(measured.computing) < MAJORITY:
         return None
     evidence = f"Operations use {plural(facts.threads, 'thread')}, and {idle:.0f} of {plural(cpus, 'CPU')} were idle"
     wanted = min(cpus, facts.threads + int(idle))

@@ -2,15 +2,13 @@
 
 import re
 
-from perf_callbacks.advice import model, slow_code, waits
+from perf_callbacks.advice import model, waits
 from perf_callbacks.advice.facts import Facts, Measured, finding, timed
-from perf_callbacks.advice.profiled_steps import LEAST, profiled, unknown_loading
+from perf_callbacks.advice.profiled_steps import profiled, unknown_loading
 from perf_callbacks.kernel.records.fit_records import Finding
+from perf_callbacks.kernel.records.shares import LARGE, NOTABLE
 from perf_callbacks.kernel.settings.config import printable
 from perf_callbacks.profiles.idle import DATA_CAUSE, HOST, SYNC
-
-LARGE = 0.1
-"""Least share that `launches` reports, because some idle time is usual."""
 
 LONGEST_PACE = 100e-6
 """Most seconds per kernel of a host that only launches kernels. A launch takes some 5 to 50 us."""
@@ -36,7 +34,7 @@ def loading(facts: Facts, measured: Measured) -> Finding | None:
     """The wait for a DataLoader that the program did not pass to the callback."""
     steps, seconds = profiled(facts, measured), unknown_loading(facts, measured)
     share = measured.with_cpu(measured.share(seconds))
-    if steps is None or share < LEAST:
+    if steps is None or share < NOTABLE:
         return None
     evidence = f"Waiting for the DataLoader took {steps.part(steps.profile.idle_seconds[DATA_CAUSE])}"
     passed = "accelerator.prepare(loader)" if facts.integration == "accelerate" else "measure(..., loader=loader)"
@@ -51,7 +49,7 @@ def launches(facts: Facts, measured: Measured) -> Finding | None:
     If samples show much slow code, only the rules of `slow_code` report the waits.
     """
     steps = profiled(facts, measured)
-    slow = [code for code in facts.slow_code.values() if code.looks / code.of_all >= slow_code.LARGE]
+    slow = [code for code in facts.slow_code.values() if code.looks / code.of_all >= LARGE]
     if steps is None or steps.on_cpu or slow:
         return None
     profile, (least, most) = steps.profile, steps.idle(HOST)
@@ -77,7 +75,7 @@ def waiting(facts: Facts, measured: Measured) -> Finding | None:
     if steps is None or steps.on_cpu:
         return None
     least, most = steps.idle(SYNC)
-    if least < LEAST:
+    if least < NOTABLE:
         return None
     place = next(iter(steps.profile.sync_seconds), "")
     evidence = f"The device idled for {steps.part(steps.profile.idle_seconds[SYNC])} after the CPU had waited for it"

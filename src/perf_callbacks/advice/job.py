@@ -11,6 +11,7 @@ from perf_callbacks.advice import stall, table
 from perf_callbacks.kernel.clock import monotonic, sleep
 from perf_callbacks.kernel.records.codec import pack, unpack
 from perf_callbacks.kernel.records.fit_records import Finding
+from perf_callbacks.kernel.records.shares import NOTABLE
 from perf_callbacks.kernel.records.summary_parts import StragglerSummary
 from perf_callbacks.ranks.channels import Channel, ChannelHandler
 from perf_callbacks.ranks.exchange import Exchange
@@ -24,8 +25,6 @@ WAIT_SECONDS, LOOK_SECONDS = 0.5, 0.02
 
 FEW = 64
 """In a job with more ranks, notes are written only at the end."""
-
-LEAST_SHARE = 0.05
 
 OWN_WORDS: Mapping[str, frozenset[str]] = {
     DATA: frozenset({"data"}),
@@ -97,7 +96,7 @@ def verdict(
     ranks_of: dict[str, dict[int, Finding]] = {}
     for rank, findings in others.items():
         for finding in findings:
-            if finding.share is not None and finding.share >= LEAST_SHARE:
+            if finding.share is not None and finding.share >= NOTABLE:
                 ranks_of.setdefault(finding.cause, {}).setdefault(rank, finding)
     place = next((place for place, finding in enumerate(results) if finding.cause == "straggler"), None)
     fitting: list[Finding] = []  # findings of slow ranks that fit the measured cause

@@ -11,9 +11,10 @@ from perf_callbacks.kernel.engine.observer import Observer
 from perf_callbacks.kernel.engine.steps import NEVER
 from perf_callbacks.kernel.failures import guard, logs
 from perf_callbacks.kernel.fit.recorder import Recorder, log
-from perf_callbacks.kernel.fit.setup import Training
+from perf_callbacks.kernel.fit.training_objects import FitContext
 from perf_callbacks.kernel.process import terminal
 from perf_callbacks.kernel.records.fit_records import Summary
+from perf_callbacks.kernel.records.shares import LARGE
 from perf_callbacks.kernel.records.summary_parts import GcSummary
 from perf_callbacks.report import cards
 
@@ -22,16 +23,14 @@ WINDOW_SECONDS = 60.0
 
 QUIET_SECONDS = 600.0
 
-LARGE = 0.1
-
 WHOLE_FIT = frozenset({stall.CAUSE, cpu.CAUSE, cpu.THREADS, drift.CAUSE, startup.CAUSE, throttle.CAUSE, "compile"})
 """Causes that are not shown: stalls, which the log reports, and causes that are measured over the whole fit."""
 
 MOST_STEPS = 10_000
 
 
-def begin(recorder: Recorder, training: Training) -> "LiveAdvice | None":
-    return LiveAdvice(recorder, training.show) if recorder.run.rank == 0 else None
+def begin(recorder: Recorder, context: FitContext) -> "LiveAdvice | None":
+    return LiveAdvice(recorder, context.show) if recorder.run.rank == 0 else None
 
 
 class LiveAdvice(Observer):

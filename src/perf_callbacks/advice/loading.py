@@ -6,7 +6,7 @@ from perf_callbacks.advice.facts import Facts, Measured, finding, interrupting, 
 from perf_callbacks.advice.loaded_batches import STARVED
 from perf_callbacks.kernel.plural import plural
 from perf_callbacks.kernel.records.fit_records import Finding
-from perf_callbacks.memory.use import GB
+from perf_callbacks.kernel.units import GB
 
 HEADROOM = 1.25
 """Workers must be faster than the steps by this factor, since the time to load a batch varies."""

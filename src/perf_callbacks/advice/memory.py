@@ -3,7 +3,8 @@
 from perf_callbacks.advice.facts import Facts, Measured, finding, interrupting, timed
 from perf_callbacks.kernel.records.fit_records import Finding
 from perf_callbacks.kernel.records.summary_parts import GcSummary
-from perf_callbacks.memory.use import GB, MB, Leak, MemoryUse
+from perf_callbacks.kernel.units import GB, MB
+from perf_callbacks.memory.use import Leak, MemoryUse
 
 SOON_HOURS = 100
 """Only a leak that fills memory sooner gets a time."""

@@ -5,12 +5,11 @@ import math
 from perf_callbacks.advice.facts import Facts, Measured, finding, timed
 from perf_callbacks.advice.profiled_steps import on_device
 from perf_callbacks.kernel.records.fit_records import Finding
-
-GIGA = 1e9
+from perf_callbacks.kernel.records.shares import LARGE
+from perf_callbacks.kernel.settings.config import LONGEST_TEXT
+from perf_callbacks.kernel.units import GB
 
 EAGER = 'Attention is not fused (attn_implementation="eager")'
-
-MOST_REASON = 120
 
 SHAPED = ("size", "stride", "shape")
 
@@ -69,8 +68,6 @@ Small batches take longer per token, and some padding stays. In `benchmarks/prom
 1.05 times that time.
 """
 
-MUCH_PADDING = 0.1
-
 SIZES = (1024, 16_384, math.inf)
 
 REACHED_BEFORE, REACHED_AFTER = 0.7, 0.3
@@ -98,7 +95,7 @@ def recompute(facts: Facts, measured: Measured) -> Finding | None:
     seconds = max(estimate, min(FORWARDS * measured.model("forward"), RECOMPUTED[1] * estimate))
     evidence = f"Recomputation for activation checkpointing takes {again / work.hardware_flops:.0%} of executed FLOPs"
     if facts.accelerator is None and facts.memory_available is not None:
-        evidence += f" while {facts.memory_available / GIGA:.0f} GB of memory are free"
+        evidence += f" while {facts.memory_available / GB:.0f} GB of memory are free"
     remedy = "checkpointing fewer layers, or none"
     if facts.checkpointing is not None:
         remedy = f"model.{facts.checkpointing}_disable(), or checkpointing fewer layers"
@@ -113,7 +110,7 @@ def recompute(facts: Facts, measured: Measured) -> Finding | None:
 def padded(facts: Facts, measured: Measured) -> Finding | None:
     tokens, useful = measured.summary.included_tokens, measured.summary.included_useful_tokens
     part = 0.0 if not tokens or useful is None else 1 - useful / tokens
-    if part < MUCH_PADDING:
+    if part < LARGE:
         return None
     evidence = f"{part:.0%} of the tokens are padding"
     grouped = facts.option("train_sampling_strategy", '"group_by_length"') or facts.option(
@@ -189,7 +186,7 @@ def recompiling(facts: Facts, measured: Measured) -> Finding | None:
     if compilations.repeated:
         again = "once" if compilations.repeated == 1 else f"{compilations.repeated:,} times"
         evidence += f", {again} because a guard failed"
-        evidence += f" ({compilations.reason[:MOST_REASON]})" if compilations.reason else ""
+        evidence += f" ({compilations.reason[:LONGEST_TEXT]})" if compilations.reason else ""
         remedy = "TORCH_LOGS=recompiles, which names each guard that fails"
         if any(word in compilations.reason for word in SHAPED):
             least, most = RECOMPILED

@@ -26,11 +26,12 @@ from perf_callbacks.kernel.engine.observer import Observer
 from perf_callbacks.kernel.failures import describe, guard, logs
 from perf_callbacks.kernel.fit import environment
 from perf_callbacks.kernel.fit.recorder import Recorder, log
-from perf_callbacks.kernel.fit.setup import Setup, Training
+from perf_callbacks.kernel.fit.training_objects import FitContext, TrainingObjects
 from perf_callbacks.kernel.foreign_errors import let_pass, suppress
 from perf_callbacks.kernel.process import cpu_time, device as devices, processes
 from perf_callbacks.kernel.records.fit_records import Finding, Record, Summary
 from perf_callbacks.kernel.records.profile_record import Profile
+from perf_callbacks.kernel.records.shares import MAJORITY
 from perf_callbacks.kernel.records.summary_parts import CpuSummary
 from perf_callbacks.loaders.epoch_waits import EpochWaits
 from perf_callbacks.ranks import exchange
@@ -41,21 +42,18 @@ ADVICE = "The advice"
 EAGER = ("attn_logit_softcapping", "output_attentions")
 """Only eager attention supports these settings of models."""
 
-QUOTA_PART = 0.5
-"""The CPU quota is named only if it caused more than this part of the training thread's waits for a CPU."""
-
 MOST_WANTED = 3.0
 """Upper limit for the CPU time that other programs need, divided by what they get."""
 
 
-def begin(recorder: Recorder, training: Training) -> Observer:
+def begin(recorder: Recorder, context: FitContext) -> Observer:
     """If the fit's facts can't be read, return an observer that says why."""
     try:
-        facts = read(training.model, training.setup(), integration=recorder.run.door, device=recorder.device)
+        facts = read(context.model, context.objects(), integration=recorder.run.door, device=recorder.device)
         facts = replace(facts, gc=recorder.config.gc)
         since = _Since(facts.cpus, facts.ranks_on_cpus)
         waits, lines = EpochWaits(recorder), BusyLines(recorder)
-        updates = _updates(recorder, training.setup(), facts)
+        updates = _updates(recorder, context.objects(), facts)
     except Exception as error:  # noqa: BLE001 models and loaders may be anything
         let_pass(error)
         log.info("perf_callbacks gives no advice: %s.", describe(error), exc_info=error)
@@ -137,37 +135,37 @@ class Advice(Observer):
             self._notes.gather(self._ranks, run.world_size)
 
 
-def _updates(recorder: Recorder, setup: Setup, facts: Facts) -> UpdateTimes | None:
-    optimizer = next(map(_inner, setup.optimizers), None)
+def _updates(recorder: Recorder, objects: TrainingObjects, facts: Facts) -> UpdateTimes | None:
+    optimizer = next(map(_inner, objects.optimizers), None)
     if facts.fused or recorder.device.type != "cpu" or not saved_by_fused(facts.optimizer, facts.elements):
         return None
     return UpdateTimes(recorder, optimizer) if isinstance(optimizer, torch.optim.Optimizer) else None
 
 
 def without_run(device: torch.device) -> tuple[Finding, ...]:
-    return table.findings(read(None, Setup(), integration="", device=device))
+    return table.findings(read(None, TrainingObjects(), integration="", device=device))
 
 
-def read(model: nn.Module | None, setup: Setup, *, integration: str, device: torch.device) -> Facts:
+def read(model: nn.Module | None, objects: TrainingObjects, *, integration: str, device: torch.device) -> Facts:
     """The result holds no reference to the fit's objects."""
     config = _text(getattr(_inner(model), "config", None))
     kind = devices.device_at(device)
     features, machine = kind.features(), environment.read(device=kind)
-    optimizer = next(map(_inner, setup.optimizers), None)
+    optimizer = next(map(_inner, objects.optimizers), None)
     groups = getattr(optimizer, "param_groups", [])
     tensors = [tensor for group in groups for tensor in group["params"] if tensor.requires_grad]
     name = type(optimizer).__name__ if type(optimizer).__module__.startswith("torch.optim.") else None
     if name == "SGD" and not all(group.get("momentum") for group in groups):
         name = None  # nothing is saved without momentum
-    if not setup.fusible or any(
+    if not objects.fusible or any(
         [getattr(module, "sparse", False) for module in model.modules()] if model is not None else ()
     ):
         name = None  # fused optimizers reject sparse gradients
-    loaders = [loader for loader in map(_inner, setup.loaders) if hasattr(loader, "num_workers")]
+    loaders = [loader for loader in map(_inner, objects.loaders) if hasattr(loader, "num_workers")]
     return Facts(
         integration=integration,
-        options=setup.options,
-        rarer=setup.rarer,
+        options=objects.options,
+        rarer=objects.rarer,
         checkpointing=_checkpointing(_inner(model)),
         resizable=hasattr(_inner(model), "resize_token_embeddings"),
         accelerator=machine.accelerator,
@@ -191,9 +189,9 @@ def read(model: nn.Module | None, setup: Setup, *, integration: str, device: tor
         elements=sum([tensor.numel() for tensor in tensors]) / max(1, len(tensors)),
         threads=torch.get_num_threads(),
         threads_code=_threads_code(),
-        log_every=setup.log_every,
+        log_every=objects.log_every,
         ddp=_has_ranks(model),
-        nan_filter=setup.nan_filter,
+        nan_filter=objects.nan_filter,
         weights=Counter(
             [] if model is None else [tuple(tensor.shape) for tensor in model.parameters() if tensor.dim() > 1]
         ),
@@ -238,7 +236,7 @@ class _Since:
             "left_cpus": self._left(self._others(idle, seconds), min(MOST_WANTED, 1 + queued / ran)),
             "idle_share": max(0.0, 1 - (ran + queued) / seconds),
             "starved_share": queued / seconds,
-            "quota_reached": stopped / max(1, self._own or len(self._cpus)) > QUOTA_PART * queued,
+            "quota_reached": stopped / max(1, self._own or len(self._cpus)) > MAJORITY * queued,
             "free_cpus": None if idle is None else self._own * min(1.0, idle / len(self._cpus)),
         }
 

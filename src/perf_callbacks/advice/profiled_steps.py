@@ -8,9 +8,6 @@ from perf_callbacks.advice.facts import Facts, Measured
 from perf_callbacks.kernel.records.profile_record import Profile
 from perf_callbacks.profiles.idle import DATA_CAUSE, HOST, SYNC
 
-LEAST = 0.05
-"""Least share of the run, because a profile shows only a few steps."""
-
 
 class ProfiledSteps:
     """Profile of some steps, together with the measured times of the steps without a profiler."""

@@ -3,8 +3,7 @@
 from perf_callbacks.advice.facts import Facts, Measured, finding
 from perf_callbacks.flops.calculator.product_shapes import ALIGNED, Misaligned, misaligned, padded, uneven
 from perf_callbacks.kernel.records.fit_records import Finding
-
-MATTERS = 0.1
+from perf_callbacks.kernel.records.shares import LARGE
 
 
 def padding(facts: Facts, _measured: Measured | None) -> Finding | None:
@@ -12,7 +11,7 @@ def padding(facts: Facts, _measured: Measured | None) -> Finding | None:
     if not facts.tensor_cores or facts.work is None:
         return None
     worst = next(iter(misaligned(facts.work.products)), None)
-    if worst is None or worst.share < MATTERS:
+    if worst is None or worst.share < LARGE:
         return None
     name, remedy = _instead(facts, worst)
     evidence = f"{name} {worst.size:,} is no multiple of 8, in products with {worst.share:.0%} of the FLOPs"
@@ -28,7 +27,7 @@ def tiles(facts: Facts, _measured: Measured | None) -> Finding | None:
         return None
     fixed = {size for shape in facts.weights for size in shape}
     worst = next(iter(uneven(facts.work.products, facts.multiprocessors, fixed)), None)
-    if worst is None or worst.share < MATTERS:
+    if worst is None or worst.share < LARGE:
         return None
     waves = worst.waves
     evidence = (

@@ -3,9 +3,7 @@
 from perf_callbacks.advice.facts import Facts, Measured, finding, timed
 from perf_callbacks.advice.profiled_steps import slow_code_share
 from perf_callbacks.kernel.records.fit_records import Finding
-
-LARGE = 0.1
-"""Least part of all samples on a device: a host that runs ahead of it loses little time."""
+from perf_callbacks.kernel.records.shares import LARGE
 
 BESIDE = 1.2
 """Largest saving, relative to the time of the slow code. Other code runs faster without it."""

@@ -6,9 +6,7 @@ from perf_callbacks.advice.facts import INTERRUPTED, Facts, Measured, finding, i
 from perf_callbacks.kernel.engine.account import CHECKPOINT, EVALUATION
 from perf_callbacks.kernel.fit.rarer import Rarer
 from perf_callbacks.kernel.records.fit_records import Finding
-
-ENOUGH = 0.05
-"""Share of the steps' time from which on rarer evaluations or checkpoints are advised."""
+from perf_callbacks.kernel.records.shares import NOTABLE
 
 MOST_SAVED = {EVALUATION: INTERRUPTED[1], CHECKPOINT: 1.6}
 """Most seconds saved per second of avoided spans. After a checkpoint, the operating system still writes to the disk.
@@ -26,12 +24,12 @@ def checkpoint(facts: Facts, measured: Measured | None) -> Finding | None:
 
 
 def _rarer(kind: str, noun: str, facts: Facts, measured: Measured | None) -> Finding | None:
-    """Advise rarer spans, with at most the share `ENOUGH` of the steps' time."""
+    """Advise rarer spans, with at most the share `NOTABLE` of the steps' time."""
     if measured is None or not measured.seconds or not measured.steps_seconds:
         return None
     summary = measured.summary
     seconds, count = summary.wall_seconds.get(kind, 0.0), summary.span_counts.get(kind, 0)
-    rarer = math.ceil(seconds / (ENOUGH * measured.steps_seconds))
+    rarer = math.ceil(seconds / (NOTABLE * measured.steps_seconds))
     if rarer <= 1 or count <= 1:
         return None
     apart = max(1, round(summary.steps / count))

@@ -1,7 +1,8 @@
 """Rule `stall`: time in which no step ended."""
 
-from perf_callbacks.advice.facts import WORTH, Facts, Measured
+from perf_callbacks.advice.facts import Facts, Measured
 from perf_callbacks.kernel.records.fit_records import Finding
+from perf_callbacks.kernel.records.shares import WORTH
 
 CAUSE = "stall"
 

@@ -3,13 +3,12 @@
 from perf_callbacks.advice.facts import Facts, Measured, finding, timed
 from perf_callbacks.kernel.engine.account import FIRST_STEP, FLOP_COUNTING, STARTUP
 from perf_callbacks.kernel.records.fit_records import Finding
+from perf_callbacks.kernel.records.shares import LARGE
 
 CAUSE = "startup"
 
 LEAST = 0.25
 """Least part of the run that is reported. In a run of a minute, a smaller part is usual."""
-
-LEAST_OWN = 0.1
 
 LONGER = "a longer run"
 
@@ -66,7 +65,7 @@ def first_step(facts: Facts, measured: Measured) -> Finding | None:
 def counting(_facts: Facts, measured: Measured) -> Finding | None:
     seconds, flops = measured.summary.wall_seconds.get(FLOP_COUNTING, 0.0), measured.summary.flops
     share = seconds / measured.seconds
-    if share < LEAST_OWN:
+    if share < LARGE:
         return None
     own = "FLOP counts and measurement of the peak" if flops is not None and flops.peak_measured else "FLOP counts"
     evidence = f"The callback's own {own} took {share:.0%} of the run ({seconds:,.3g} s)"

@@ -14,6 +14,7 @@ from perf_callbacks.advice.facts import Drift
 from perf_callbacks.kernel.engine.account import BEGINNING
 from perf_callbacks.kernel.engine.observer import Observer
 from perf_callbacks.kernel.records.fit_records import Record, Steps
+from perf_callbacks.kernel.records.shares import LARGE
 
 STAGES = ("data", "forward", "backward", "optimizer", "communication", "gc", "other")
 
@@ -26,8 +27,6 @@ DEVIATIONS = 2.1
 """Half the width of a 95 % confidence interval, in standard errors, for some 20 blocks."""
 
 QUARTER = 4
-
-LONGER = 0.1
 
 Sums = tuple[float, ...]
 """Seconds, tokens, samples and FLOPs of a block, then the seconds of each of `STAGES`."""
@@ -111,10 +110,8 @@ def drift(blocks: Sequence[Sums], length: int) -> Drift | None:
         return None
     quarters = [_sums(blocks[place * quarter : (place + 1) * quarter]) for place in range(3)] + [_sums(last)]
     before, after = quarters[0], quarters[-1]
-    part = LONGER * before[0] / 4
-    if after[0] < (1 + LONGER) * before[0] or any(
-        later[0] < earlier[0] + part for earlier, later in pairwise(quarters)
-    ):
+    part = LARGE * before[0] / 4
+    if after[0] < (1 + LARGE) * before[0] or any(later[0] < earlier[0] + part for earlier, later in pairwise(quarters)):
         return None
     if any(late > (1 + GROWN) * early for early, late in zip(before[AMOUNTS], after[AMOUNTS], strict=True)):
         return None

@@ -9,10 +9,11 @@ from typing_extensions import override
 from perf_callbacks.baseline import ledger
 from perf_callbacks.baseline.ledger import LedgerLine
 from perf_callbacks.baseline.standing import against_runs, line
+from perf_callbacks.kernel.clock import CLOSE_SECONDS
 from perf_callbacks.kernel.engine.observer import Observer
 from perf_callbacks.kernel.failures import guard, logs
 from perf_callbacks.kernel.fit.recorder import Recorder, log
-from perf_callbacks.kernel.fit.setup import Training
+from perf_callbacks.kernel.fit.training_objects import FitContext
 from perf_callbacks.kernel.foreign_errors import suppress
 from perf_callbacks.kernel.process.watchdog import WATCHDOG
 from perf_callbacks.kernel.records.fit_records import Record, Summary
@@ -27,14 +28,12 @@ EARLY_SECONDS = 10.0
 
 RUNS = 5
 
-CLOSE_SECONDS = 1.0
 
-
-def begin(recorder: Recorder, training: Training) -> "BaselineWatch | None":
+def begin(recorder: Recorder, context: FitContext) -> "BaselineWatch | None":
     """None if the fit is not compared: on other ranks than 0, in a trial, or without a journal."""
     if recorder.run.rank != 0 or not recorder.config.journal or process.current_trial() is not None:
         return None
-    watch = BaselineWatch(recorder, training.show)
+    watch = BaselineWatch(recorder, context.show)
     with suppress(RuntimeError):  # no thread available: no line, neither on the console nor in the ledger
         if recorder.config.baseline is not None:
             Thread(target=watch.read, name="perf_callbacks baseline", daemon=True).start()

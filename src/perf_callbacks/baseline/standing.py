@@ -5,22 +5,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean
 
+from perf_callbacks.flops.by_shape.shape_counts import SAME
+from perf_callbacks.kernel.records.shares import MAJORITY, NOTABLE
 from perf_callbacks.report import machine_load
 from perf_callbacks.report.batch_means import Change, Estimate, change_between_runs
-from perf_callbacks.report.comparability import SAME_AMOUNT, SAME_LENGTH
-from perf_callbacks.report.layout import clean
+from perf_callbacks.report.comparability import SAME_LENGTH
+from perf_callbacks.report.layout import MOST_NAMES, clean
 from perf_callbacks.report.run_figures import RunFigures
 from perf_callbacks.report.units import duration
 
-LEAST = 0.05
-"""Least reported change of the step time."""
-
-EXPLAINED = 0.5
-"""A change is not reported if the machine's load explains at least this part of it."""
-
 LARGE_STAGE = 0.2
-
-MOST_NAMED = 4
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -54,10 +48,10 @@ def against_runs(run: RunFigures, baseline: Sequence[RunFigures]) -> BaselineRes
         return None
     change = change_between_runs([_estimate(figures) for figures in kept], [_estimate(run)])
     longer = math.log1p(change.change)
-    if abs(longer) < math.log1p(LEAST) or change.low <= 0 <= change.high:
+    if abs(longer) < math.log1p(NOTABLE) or change.low <= 0 <= change.high:
         return None
     effect = machine_load.effect([figures.load for figures in kept], [run.load])
-    if longer * effect > 0 and abs(effect) >= EXPLAINED * abs(longer):
+    if longer * effect > 0 and abs(effect) >= MAJORITY * abs(longer):
         return None
     return BaselineResult(change=change, runs=len(kept), versions=_versions(run, kept), stages=_stages(run, kept))
 
@@ -68,8 +62,8 @@ def line(result: BaselineResult) -> str:
     ends = sorted([abs(moved.low), abs(moved.high)])
     runs = f"last {result.runs} undisturbed runs of this program"
     causes = [f"{clean(name)} {clean(before)} -> {clean(now)}" for name, (before, now) in result.versions.items()]
-    others = len(causes) - MOST_NAMED
-    causes = [*causes[:MOST_NAMED], *([f"{others} other packages"] if others > 0 else [])]
+    others = len(causes) - MOST_NAMES
+    causes = [*causes[:MOST_NAMES], *([f"{others} other packages"] if others > 0 else [])]
     causes += [
         f"{name.removesuffix('_time')} {duration(before)} -> {duration(now)}"
         for name, (before, now) in result.stages.items()
@@ -84,7 +78,7 @@ def alike(first: RunFigures, second: RunFigures) -> bool:
         before, now = getattr(first, name), getattr(second, name)
         if before is not None and now is not None and before != now:
             return False
-    for name, most in (("samples_per_second", SAME_AMOUNT), ("tokens_per_second", SAME_LENGTH)):
+    for name, most in (("samples_per_second", SAME), ("tokens_per_second", SAME_LENGTH)):
         amounts = [_per_step(getattr(figures, name), figures) for figures in (first, second)]
         counts = [amount for amount in amounts if amount is not None]
         if len(counts) == len(amounts) and max(counts) - min(counts) > most * max(counts):

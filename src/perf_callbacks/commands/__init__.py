@@ -27,6 +27,7 @@ from perf_callbacks.commands import (
     try_program,
     watch,
 )
+from perf_callbacks.commands.outcomes import ExitStatus
 from perf_callbacks.kernel.foreign_errors import suppress
 from perf_callbacks.kernel.settings.config import ConfigError
 from perf_callbacks.version import __version__
@@ -75,9 +76,6 @@ GONE = {
 }
 """Maps a command, or a command with an option, that no longer exists to what to do instead."""
 
-PIPE_CLOSED = 141
-"""Exit status of a command whose output pipe was closed, as in `perf-callbacks status | head -1`."""
-
 
 def main(words: Sequence[str] | None = None) -> int:
     try:
@@ -89,7 +87,7 @@ def main(words: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         with suppress(OSError, ValueError):  # without this, Python complains at exit about unwritten output
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1 if sys.stdout is None else sys.stdout.fileno())
-        return PIPE_CLOSED
+        return ExitStatus.PIPE_CLOSED
 
 
 def parser() -> argparse.ArgumentParser:

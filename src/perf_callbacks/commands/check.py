@@ -9,12 +9,14 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from perf_callbacks.commands import status
-from perf_callbacks.flops.peaks.peak_rates import TERA, WHATEVER, Peaks, advice
+from perf_callbacks.commands.outcomes import ExitStatus
+from perf_callbacks.flops.peaks.peak_rates import WHATEVER, Peaks, advice
 from perf_callbacks.kernel.plural import plural
 from perf_callbacks.kernel.process import nvml, terminal
 from perf_callbacks.kernel.process.cpu_sets import choose, ranges
 from perf_callbacks.kernel.records.fit_records import Checklist
 from perf_callbacks.kernel.settings import config_file
+from perf_callbacks.kernel.units import TERA
 from perf_callbacks.report import opening_card
 from perf_callbacks.report.layout import aligned, wrapped
 from perf_callbacks.report.units import DASH, speed
@@ -27,9 +29,6 @@ if TYPE_CHECKING:
 SUMMARY: str = "show what the startup checklist would do on this machine, advice, and the peak for MFU"
 
 _NAMES = {WHATEVER: "any number format"}
-
-LEFT_TO_DO = 1
-"""Exit status if something is left to do by hand."""
 
 ITEM = "affinity"
 
@@ -117,7 +116,7 @@ def run(arguments: argparse.Namespace) -> int:
         print("\n".join([card, *lines, *remarks, bindings_table(bindings)]))
     statuses = {row.status for row in rows} | {rank["status"] for rank in bindings}
     unknown = peak is None and not off and not later
-    return LEFT_TO_DO if unknown or findings or statuses & checklist.LEFT_TO_DO else 0
+    return ExitStatus.LEFT_TO_DO if unknown or findings or statuses & checklist.LEFT_TO_DO else 0
 
 
 def _device_notes(here: "torch.device", refused: str | None) -> Iterator[str]:

@@ -6,15 +6,13 @@ import math
 from pathlib import Path
 
 from perf_callbacks.commands import report
+from perf_callbacks.commands.outcomes import ExitStatus
 from perf_callbacks.kernel.foreign_errors import suppress
 from perf_callbacks.kernel.process import terminal
 from perf_callbacks.kernel.settings.config import ConfigError
 from perf_callbacks.report import comparison, comparison_text
 
 SUMMARY: str = "compare recorded runs, metric by metric, and say whether the new ones are slower"
-
-REGRESSION, UNKNOWN = 1, 2
-"""Exit statuses: the new run is slower; no verdict is possible."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -53,7 +51,9 @@ def run(arguments: argparse.Namespace) -> int:
     else:
         markdown = arguments.format == "markdown"
         print(comparison_text.markdown(result) if markdown else comparison_text.text(result, terminal.columns()))
-    return UNKNOWN if result.decided_by is None else REGRESSION if result.regression else 0
+    if result.decided_by is None:
+        return ExitStatus.UNKNOWN
+    return ExitStatus.REGRESSION if result.regression else 0
 
 
 def _sides(arguments: argparse.Namespace) -> tuple[list[Path], list[Path]]:

@@ -10,7 +10,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from perf_callbacks.commands.try_program import INTERRUPTED, Stop
+from perf_callbacks.commands.outcomes import JSON_SCHEMA, ExitStatus
+from perf_callbacks.commands.try_program import Stop
 from perf_callbacks.kernel.plural import plural
 from perf_callbacks.kernel.process import terminal
 from perf_callbacks.kernel.settings.config import ConfigError, printable
@@ -20,9 +21,6 @@ if TYPE_CHECKING:
     from perf_callbacks.launch.demo.two_runs import TwoRuns
 
 SUMMARY: str = "train a small model with a hidden fault, read the verdict, and measure what its remedy gains"
-
-JSON_SCHEMA = 1
-"""Incremented when a key is removed or changes its meaning."""
 
 LEAST_SECONDS = 11.0
 """A verdict needs ten seconds of steps after the first steps."""
@@ -70,7 +68,7 @@ def run(arguments: argparse.Namespace) -> int:
             status = 1
         except two_runs.StoppedError:
             say(f"Interrupted. {directory} has the journals so far: `perf-callbacks show` reads them.")
-            status = INTERRUPTED
+            status = ExitStatus.INTERRUPTED
     if arguments.json:
         print(json.dumps(facts(pair, cpus), indent=2, allow_nan=False))
     if arguments.open and pair.report is not None:

@@ -10,12 +10,13 @@ from perf_callbacks.flops.calculator.architecture import LARGEST, Architecture, 
 from perf_callbacks.flops.calculator.conventions import CONVENTIONS, ConventionWork, step_flops
 from perf_callbacks.flops.peaks import peak_rates as peaks
 from perf_callbacks.kernel.settings.config import ConfigError
+from perf_callbacks.kernel.units import TERA
 from perf_callbacks.report.layout import aligned
 from perf_callbacks.report.units import DASH, percent
 
 SUMMARY: str = "compute FLOPs, TFLOPS, MFU and HFU of a training step by each common formula"
 
-_MODEL: dict[str, tuple[type, str]] = {
+_NUMBERS: dict[str, tuple[type, str]] = {
     "layers": (int, "layers"),
     "hidden": (int, "width of the model"),
     "heads": (int, "attention heads (default: attention is as wide as the model)"),
@@ -26,8 +27,6 @@ _MODEL: dict[str, tuple[type, str]] = {
     "active-experts": (int, "experts that process a token"),
     "params": (float, "number of all parameters, such as 52e9 (default: the sum of the matrices)"),
     "vocab": (int, "tokens in the vocabulary"),
-}
-_RUN: dict[str, tuple[type, str]] = {
     "batch": (int, "sequences in an optimizer step, over all GPUs (default without --step-time: 1)"),
     "gpus": (int, "GPUs (default: 1)"),
     "step-time": (float, "seconds per optimizer step"),
@@ -42,10 +41,9 @@ _HEADINGS = ("model FLOPs", "of matmul", "hardware FLOPs", "model TFLOPS/GPU", "
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the command's arguments."""
     parser.add_argument("path", nargs="?", metavar="CONFIG", help="config.json of a model; options win over it")
     parser.add_argument("--seq", type=int, required=True, help="tokens in a sequence")
-    for name, (kind, description) in (_MODEL | _RUN).items():
+    for name, (kind, description) in _NUMBERS.items():
         parser.add_argument(f"--{name}", type=kind, help=description)
     for name, choices in _OPTIONS.items():
         parser.add_argument(f"--{name}", choices=choices, default=choices[0], help=f"default: {choices[0]}")
@@ -54,9 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print the FLOPs, TFLOPS, MFU and HFU of every convention."""
-    numbers = [getattr(arguments, name.replace("-", "_")) for name in (*_MODEL, *_RUN, "seq")]
-    if any(not 0 < number <= LARGEST for number in numbers if isinstance(number, int | float)):
+    if any(not 0 < number <= LARGEST for number in vars(arguments).values() if type(number) in {int, float}):
         raise ConfigError(f"got an impossible number, wanted numbers above 0 and up to {LARGEST:g}.")
     rate, seconds, gpus = arguments.tokens_per_second_per_gpu, arguments.step_time, arguments.gpus or 1
     if seconds and (rate or not arguments.batch):
@@ -72,32 +68,24 @@ def run(arguments: argparse.Namespace) -> int:
     rows, lines = {}, []
     for name in CONVENTIONS:
         flops, executed = step_flops(name, model, work)
-        mfu, hfu = of_a_gpu(flops, peak), of_a_gpu(executed, peak)
-        tflops = [of_a_gpu(flops, peaks.TERA), of_a_gpu(executed, peaks.TERA)]
+        *tflops, mfu, hfu = [of_a_gpu(number, unit) for unit in (TERA, peak) for number in (flops, executed)]
         rows[name] = dict(zip(_FIGURES, (flops, executed, tflops[0], mfu, hfu), strict=True))
         ours = rows["matmul"]["model_flops_per_step"]
-        shown = zip(
-            (flops, flops and ours and flops / ours, executed, *tflops),
-            (".3e", ".3f", ".3e", *[".1f" if (tflops[0] or 0) >= 1 else ".3g"] * 2),
-            strict=True,
-        )
+        forms = (".3e", ".3f", ".3e", *[".1f" if (tflops[0] or 0) >= 1 else ".3g"] * 2)
+        shown = zip((flops, flops and ours and flops / ours, executed, *tflops), forms, strict=True)
         cells = [DASH if value is None else f"{value:{form}}" for value, form in shown]
         lines.append([name, *cells, percent(mfu), percent(hfu)])
-    if arguments.json:
-        print(json.dumps({"conventions": rows}, indent=2))
-    else:
-        print("\n".join(aligned([("", *_HEADINGS), *lines], right=range(1, 8))))
+    table = "\n".join(aligned([("", *_HEADINGS), *lines], right=range(1, 8)))
+    print(json.dumps({"conventions": rows}, indent=2) if arguments.json else table)
     if source:
         print(source, file=sys.stderr)
     return 0
 
 
 def _model(arguments: argparse.Namespace) -> Architecture:
-    fields: dict[str, Any] = dimensions(read_config(Path(arguments.path))) if arguments.path else {}
-    given = {name: getattr(arguments, name) for name in (*[name.replace("-", "_") for name in _MODEL], "tied")}
-    if arguments.ffn and not arguments.path:
-        fields["gated"] = True
-    fields |= {name: round(value) if name == "params" else value for name, value in given.items() if value is not None}
+    fields = dimensions(read_config(Path(arguments.path))) if arguments.path else {"gated": bool(arguments.ffn)}
+    given = [(name, value) for name in Architecture.__slots__ if (value := getattr(arguments, name, None)) is not None]
+    fields |= {name: round(value) if name == "params" else value for name, value in given}
     if "params" not in fields and not {"layers", "hidden", "vocab"} <= {*fields}:
         raise ConfigError("the model: wanted --params, or --layers, --hidden and --vocab, or CONFIG.")
     return Architecture(**fields)

@@ -7,6 +7,7 @@ from functools import partial
 from pathlib import Path
 
 from perf_callbacks.commands import show
+from perf_callbacks.commands.outcomes import JSON_SCHEMA
 from perf_callbacks.goodput import job_time, text
 from perf_callbacks.goodput.attempt_order import in_order
 from perf_callbacks.goodput.job_time import JobTime
@@ -24,9 +25,6 @@ from perf_callbacks.report.run_reader import journals_below
 from perf_callbacks.report.units import energy
 
 SUMMARY: str = "show how much of a job's time bought progress, over all attempts"
-
-JSON_SCHEMA = 1
-"""Incremented when a key is removed or changes its meaning."""
 
 SLACK_SECONDS = 1.0
 """A restart may begin before the last record of the earlier run, but by no more than this."""

@@ -5,15 +5,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from perf_callbacks.commands.flops import read_config
+from perf_callbacks.commands.outcomes import ExitStatus
 from perf_callbacks.flops.calculator.architecture import LARGEST, Architecture, dimensions
 from perf_callbacks.flops.calculator.product_shapes import ProductSize, Uneven, products, sizes, uneven
 from perf_callbacks.kernel.settings.config import ConfigError
 from perf_callbacks.report.layout import aligned
 
 SUMMARY: str = "find sizes of a model that tensor cores can't use well, and suggest better sizes"
-
-TO_CHANGE = 1
-"""Exit status if a size should change."""
 
 _HEADINGS = (" " * 8, "size", "take", "weights with it")
 
@@ -40,7 +38,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.multiprocessors is not None:
         waves = uneven(products(model, arguments.tokens), arguments.multiprocessors)
     print(table(rows, waves, arguments.multiprocessors))
-    return TO_CHANGE if waves or any(size.better != size.size for size in rows) else 0
+    return ExitStatus.TO_CHANGE if waves or any(size.better != size.size for size in rows) else 0
 
 
 def table(sizes: Sequence[ProductSize], waves: Sequence[Uneven], multiprocessors: int | None) -> str:

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from perf_callbacks.commands.outcomes import JSON_SCHEMA
 from perf_callbacks.kernel.process import terminal
 from perf_callbacks.kernel.records.codec import pack
 from perf_callbacks.kernel.settings.config import printable
@@ -14,9 +15,6 @@ from perf_callbacks.report.recorded_run import RecordedRun
 from perf_callbacks.report.run_reader import RunReader
 
 SUMMARY: str = "show the card of a run that ended, goes on, hangs or was killed"
-
-JSON_SCHEMA = 1
-"""Incremented when a key is removed or changes its meaning. docs/looking.md lists the keys."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

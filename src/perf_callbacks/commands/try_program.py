@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from perf_callbacks.commands.outcomes import ExitStatus
 from perf_callbacks.kernel.settings.config import ConfigError, printable
 
 if TYPE_CHECKING:
@@ -16,9 +17,6 @@ if TYPE_CHECKING:
 Number = TypeVar("Number", int, float)
 
 SUMMARY: str = "run a program under each remedy of its verdict, and measure the gains"
-
-INTERRUPTED = 130
-"""Exit status of a command after Ctrl-C."""
 
 SIGNALS = ("SIGINT", "SIGTERM", "SIGHUP")
 
@@ -93,7 +91,7 @@ def run(arguments: argparse.Namespace) -> int:
             print(json.dumps(text.as_json(result)))
         else:
             print("\n".join(map(printable, _shown(text.lines(result), result))))
-    return INTERRUPTED if result.interrupted else status
+    return ExitStatus.INTERRUPTED if result.interrupted else status
 
 
 def _shown(lines: Iterable[str], result: "TrialResults") -> Iterable[str]:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from perf_callbacks.commands import show
-from perf_callbacks.commands.try_program import INTERRUPTED
+from perf_callbacks.commands.outcomes import ExitStatus
 from perf_callbacks.commands.watched_run import WatchedRun
 from perf_callbacks.kernel.clock import sleep
 from perf_callbacks.kernel.records import atomic_file
@@ -76,7 +76,7 @@ def run(arguments: argparse.Namespace) -> int:
         with Screen() as screen:
             return live(watched, paces, screen, str(top))
     except KeyboardInterrupt:
-        return INTERRUPTED
+        return ExitStatus.INTERRUPTED
 
 
 def keep(watched: WatchedRun, path: Path, paces: Paces, pause: Callable[[float], None] = sleep) -> int:

@@ -15,6 +15,7 @@ from rich.segment import Segment, Segments
 from rich.style import Style
 from typing_extensions import Self
 
+from perf_callbacks.commands.outcomes import ExitStatus
 from perf_callbacks.kernel.clock import sleep
 from perf_callbacks.kernel.foreign_errors import suppress
 from perf_callbacks.report.styled_lines import Line, encodable
@@ -36,8 +37,6 @@ STYLES = {
 }
 
 USUAL_SIZE = (80, 24)
-
-TERMINATED = 143
 
 
 def _frame(lines: Iterable[Line], *, ends: bool = False) -> Segments:
@@ -125,4 +124,4 @@ class Screen:
 
 
 def _terminated(_number: int, _frame: FrameType | None) -> None:
-    raise SystemExit(TERMINATED)
+    raise SystemExit(ExitStatus.TERMINATED)

@@ -13,9 +13,7 @@ from perf_callbacks.flops.training_filter import TrainingFilter
 from perf_callbacks.flops.work import Work
 from perf_callbacks.kernel.fit.recorder import Recorder, log
 from perf_callbacks.kernel.process.compiler import anything_compiled
-from perf_callbacks.kernel.records.flops_record import Flops
-
-ENOUGH = 0.98  # below this coverage, a count is a lower bound
+from perf_callbacks.kernel.records.flops_record import ENOUGH_COVERED, Flops
 
 _HEAVIEST = 20
 
@@ -45,7 +43,7 @@ def counted(
         # a copy of the model runs one forward and one backward: all other work of a step is missing
         lower_bound=source != COUNTED
         or bool(observed.unknown or missing)
-        or (coverage is not None and coverage < ENOUGH),
+        or (coverage is not None and coverage < ENOUGH_COVERED),
         whole_step=whole_step,
         compiled=anything_compiled(),
         logical_flops=sum(counter.logical.values()) or None,

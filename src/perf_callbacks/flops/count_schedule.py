@@ -5,15 +5,13 @@ from collections.abc import Collection
 
 from perf_callbacks.flops.by_shape.shaped_work import ShapedWork
 from perf_callbacks.kernel.engine.steps import NEVER
+from perf_callbacks.kernel.records.shares import MOST_PART
 
 FREE_COUNTS = 4  # counts of new batch shapes that are allowed at any time
 
 FREE_WAYS = 8  # further ones for steps that call the model in a new way or train other parameters
 
 STEPS_PER_COUNT = 50  # after the free counts, one more per 50 steps
-
-MOST_PART = 0.05
-"""Share of a fit's time that counts may take; the first one is free. Beyond it, new work and recounts come later."""
 
 EARLY_SECONDS = 10.0  # a shorter fit's budget is that of ten seconds
 

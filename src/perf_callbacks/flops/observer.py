@@ -23,11 +23,12 @@ from perf_callbacks.flops.model_copy import ModelCopy
 from perf_callbacks.flops.offline import Example, example_of
 from perf_callbacks.flops.training_filter import TrainingFilter
 from perf_callbacks.kernel.batches.tensors import ShapeKey
+from perf_callbacks.kernel.clock import PATIENCE_SECONDS, PATIENCE_STEPS
 from perf_callbacks.kernel.engine.marks import ONE_MORE_FORWARD
 from perf_callbacks.kernel.engine.observer import Observer
 from perf_callbacks.kernel.engine.steps import COUNTED, RECOUNTED, plus
 from perf_callbacks.kernel.fit.recorder import Recorder
-from perf_callbacks.kernel.fit.setup import Training
+from perf_callbacks.kernel.fit.training_objects import FitContext
 from perf_callbacks.kernel.process import device
 from perf_callbacks.kernel.process.backward import BACKWARDS, Listener
 from perf_callbacks.kernel.process.compiler import RUNS_UNDER_MODES, compiles
@@ -44,19 +45,16 @@ MOST_STEPS = 3
 LEAST_SECONDS = 0.5
 """With one rank, a count also ends after three times the first step, but not within half a second: noise."""
 
-PATIENCE_SECONDS = 5.0
-PATIENCE_STEPS = 20  # longest pause of operations in a count, whichever is longer: the loop may have ended
-
 LOOPS = ("loop", "accelerate")  # a plain loop may run a forward without calling a watched function
 
 _trains = attrgetter("requires_grad")
 
 
-def begin(recorder: Recorder, training: Training) -> "Counting | None":
+def begin(recorder: Recorder, context: FitContext) -> "Counting | None":
     how = recorder.run.config["flops"]
-    if training.model is None or how == "off":
+    if context.model is None or how == "off":
         return None
-    counting = Counting(recorder, training.model, live=how == "count")
+    counting = Counting(recorder, context.model, live=how == "count")
     recorder.attempt(lambda begun: begun.engine.use(counting.work))
     if recorder.run.door not in LOOPS:  # a plain loop has its own listener for gradients
         recorder.patches.add(partial(BACKWARDS.release, counting))

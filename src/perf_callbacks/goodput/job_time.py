@@ -10,9 +10,8 @@ from perf_callbacks.goodput import time_kinds
 from perf_callbacks.goodput.attempt_order import in_order, parents, survivors
 from perf_callbacks.kernel.records.fit_records import Run, Summary, Window
 from perf_callbacks.kernel.records.machine_records import Use
+from perf_callbacks.kernel.units import HOUR_SECONDS
 from perf_callbacks.report.history import Attempt
-
-SECONDS_PER_HOUR = 3600.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -94,7 +93,7 @@ class JobTime:
 
     @property
     def device_hours(self) -> float:
-        return sum(self.device_seconds.values()) / SECONDS_PER_HOUR
+        return sum(self.device_seconds.values()) / HOUR_SECONDS
 
     @property
     def lower_bound(self) -> bool:
@@ -241,7 +240,7 @@ def facts(job: JobTime, price: float | None) -> dict[str, Any]:
         "money": money,
         "money_by_kind": None
         if price is None
-        else {kind: seconds / SECONDS_PER_HOUR * price for kind, seconds in job.device_seconds.items()},
+        else {kind: seconds / HOUR_SECONDS * price for kind, seconds in job.device_seconds.items()},
         "tokens": job.tokens,
         "money_per_million_tokens": None if money is None or not job.tokens else money / job.tokens * 1e6,
         "joules_of_one_device": job.joules,

@@ -6,10 +6,10 @@ from typing_extensions import override
 
 from perf_callbacks.kernel.engine.observer import Observer
 from perf_callbacks.kernel.fit.recorder import Recorder
-from perf_callbacks.kernel.fit.setup import Training
+from perf_callbacks.kernel.fit.training_objects import FitContext
 
 
-def begin(recorder: Recorder, _training: Training) -> "GoodputWatch | None":
+def begin(recorder: Recorder, _context: FitContext) -> "GoodputWatch | None":
     """None if the run is not resumed or its checkpoint has no times."""
     timed = recorder.chain.resumed and recorder.chain.elapsed_seconds is not None
     return GoodputWatch(recorder) if timed else None

@@ -3,7 +3,8 @@
 from collections.abc import Iterable, Iterator
 
 from perf_callbacks.goodput import time_kinds
-from perf_callbacks.goodput.job_time import SECONDS_PER_HOUR, AttemptTime, JobTime
+from perf_callbacks.goodput.job_time import AttemptTime, JobTime
+from perf_callbacks.kernel.units import HOUR_SECONDS
 from perf_callbacks.report.history import FEW
 
 LOSSES = {
@@ -43,9 +44,9 @@ def hours(seconds: float) -> str:
     >>> hours(4_723_200.0), hours(5400.0), hours(75.3)
     ('1,312 h', '1.5 h', '75.3 s')
     """
-    if seconds < SECONDS_PER_HOUR:
+    if seconds < HOUR_SECONDS:
         return f"{seconds:.1f} s"
-    value = seconds / SECONDS_PER_HOUR
+    value = seconds / HOUR_SECONDS
     return f"{value:,.0f} h" if value >= 100 else f"{value:.1f} h"  # noqa: PLR2004 three figures
 
 

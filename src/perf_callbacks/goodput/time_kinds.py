@@ -9,6 +9,7 @@ from perf_callbacks.goodput.attempt_order import last_step
 from perf_callbacks.kernel.records.fit_records import Span, Summary
 from perf_callbacks.kernel.records.rank_records import Stall, Straggler
 from perf_callbacks.report.history import Attempt
+from perf_callbacks.report.recorded_run import COPIED_SECONDS
 
 T = TypeVar("T")
 
@@ -25,9 +26,6 @@ KINDS = (*STEP_KINDS, ROLLED_BACK, *_BETWEEN, DOWNTIME, OTHER)
 
 _EXCESS = {"first": FIRST_STEP, "restart": FIRST_STEP, "counted": OTHER, "recounted": OTHER, "profiled": OTHER}
 """Where the step's time beyond the median step goes, by the reason for excluding the step."""
-
-COPIED_SECONDS = 120.0
-"""A file whose time is this much later than its last record is a copy. The journal of a hung run never is."""
 
 
 def lasted(attempt: Attempt) -> float:

@@ -8,7 +8,7 @@ from types import TracebackType
 from typing import Concatenate, ParamSpec, Protocol, TypeVar
 
 from perf_callbacks.kernel.foreign_errors import let_pass
-from perf_callbacks.kernel.settings.config import printable
+from perf_callbacks.kernel.settings.config import LONGEST_RECORDED, printable
 
 
 def _escape(record: logging.LogRecord) -> bool:
@@ -47,9 +47,6 @@ class Measuring(Protocol):
 
 
 M = TypeVar("M", bound=Measuring)
-
-LONGEST = 10_000
-"""Largest number of characters of a description. A message may hold a whole batch, and a journal has a size limit."""
 
 
 def fails_open(method: Callable[Concatenate[M, P], T]) -> Callable[Concatenate[M, P], T | None]:
@@ -125,7 +122,7 @@ def describe(error: BaseException) -> str:
     'ValueError: no'
     """
     name, text = class_name(error), message_of(error)
-    return f"{name}: {text}"[:LONGEST] if text else name[:LONGEST]
+    return f"{name}: {text}"[:LONGEST_RECORDED] if text else name[:LONGEST_RECORDED]
 
 
 def class_name(error: BaseException) -> str:

@@ -1,5 +1,7 @@
 """Numbers with their nouns, as in sentences for users."""
 
+MOST_RANKS = 8  # that a sentence lists by number
+
 
 def plural(number: int, noun: str) -> str:
     """Render a number with its noun.

@@ -20,7 +20,7 @@ from perf_callbacks.trials.plan import FAILED
 from perf_callbacks.trials.process import TrialProcess
 
 if TYPE_CHECKING:  # the program imports torch, not we
-    from perf_callbacks.kernel.fit.setup import Setup
+    from perf_callbacks.kernel.fit.training_objects import TrainingObjects
 
 Action = Callable[[ModuleType], None]
 
@@ -136,8 +136,8 @@ class PlainLoop:
         loader = self._loader()
 
         class WithLoader(Measurement):
-            def _setup(self) -> "Setup":
-                return replace(super()._setup(), loaders=() if loader is None else (loader,))
+            def _objects(self) -> "TrainingObjects":
+                return replace(super()._objects(), loaders=() if loader is None else (loader,))
 
         model = max(models, key=lambda candidate: sum([parameter.numel() for parameter in candidate.parameters()]))
         try:

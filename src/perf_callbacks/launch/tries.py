@@ -16,7 +16,7 @@ from pathlib import Path
 
 import msgspec
 
-from perf_callbacks.kernel.clock import monotonic, sleep
+from perf_callbacks.kernel.clock import POLL_SECONDS, monotonic, sleep
 from perf_callbacks.kernel.foreign_errors import suppress
 from perf_callbacks.launch import run
 from perf_callbacks.trials import TRIAL
@@ -24,8 +24,6 @@ from perf_callbacks.trials.plan import FAILED, Changes, Plan, TrialOutcome, outc
 from perf_callbacks.trials.remedies import candidates, settings
 from perf_callbacks.trials.text import BASE, NO_TIME, NOT_APPLIED, TOGETHER, TrialResults, refused
 from perf_callbacks.trials.writes import TRACKERS
-
-POLL_SECONDS = 0.02
 
 PATIENCE, LEAST_PATIENCE_SECONDS = 4.0, 120.0
 """A trial hangs after the later of 120 s and four times the duration of the longest earlier trial."""

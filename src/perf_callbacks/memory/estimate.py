@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from perf_callbacks.kernel.records.machine_records import Memory
 from perf_callbacks.kernel.records.module_records import APART, ModuleWork
-from perf_callbacks.memory.use import GB
+from perf_callbacks.kernel.units import GB
 
 DDP, FSDP = "ddp", "fsdp"
 FULL = ("zero3", FSDP)

@@ -13,7 +13,7 @@ from perf_callbacks.kernel.engine.resources import CORES, GPU_MEMORY, RESIDENT, 
 from perf_callbacks.kernel.engine.steps import NEVER
 from perf_callbacks.kernel.failures import class_name, describe, guard, logs, message_of
 from perf_callbacks.kernel.fit.recorder import Recorder, log
-from perf_callbacks.kernel.fit.setup import Training
+from perf_callbacks.kernel.fit.training_objects import FitContext
 from perf_callbacks.kernel.foreign_errors import let_pass
 from perf_callbacks.kernel.process import device, processes
 from perf_callbacks.kernel.process.device_use import DeviceUse
@@ -24,11 +24,12 @@ from perf_callbacks.kernel.records.flops_record import Flops
 from perf_callbacks.kernel.records.machine_records import Memory, OutOfMemory, Use
 from perf_callbacks.kernel.records.module_records import ModuleWork
 from perf_callbacks.kernel.records.summary_parts import EnergySummary, MemorySummary
+from perf_callbacks.kernel.settings.config import LONGEST_TEXT
+from perf_callbacks.kernel.units import GB, MB
 from perf_callbacks.memory import out_of_memory_text
 from perf_callbacks.memory.device_readings import DeviceReadings, RankUse
 from perf_callbacks.memory.estimate import about_micro_batch, fitting_micro_batch, layers_of, layers_to_checkpoint
 from perf_callbacks.memory.out_of_memory import (
-    LONGEST,
     Holdings,
     coming_state_gb,
     failed_allocation,
@@ -37,17 +38,17 @@ from perf_callbacks.memory.out_of_memory import (
 )
 from perf_callbacks.memory.out_of_memory_text import EVALUATION
 from perf_callbacks.memory.step_memory import StepMemory
-from perf_callbacks.memory.use import GB, MB, MemoryReading, MemoryUse, Series, in_gb, leak, slope
+from perf_callbacks.memory.use import MemoryReading, MemoryUse, Series, in_gb, leak, slope
 
 PERIOD_SECONDS = 10.0
 
 TRIES = 3  # steps that are measured until an optimizer updates weights: a gradient scaler may skip the first ones
 
 
-def begin(recorder: Recorder, training: Training) -> "MemoryWatch":
-    watch = MemoryWatch(recorder, training.model)
+def begin(recorder: Recorder, context: FitContext) -> "MemoryWatch":
+    watch = MemoryWatch(recorder, context.model)
     with guard(logs(log.info, "perf_callbacks can't measure the state of optimizers: %s.")):
-        watch.optimizers = tuple(map(weakref.ref, training.setup().optimizers))
+        watch.optimizers = tuple(map(weakref.ref, context.objects().optimizers))
     WATCHDOG.watch(watch)
     return watch
 
@@ -286,7 +287,7 @@ class MemoryWatch(Observer):
         return OutOfMemory(
             step=self._recorder.step,
             device=kind,
-            error=message.partition("\n")[0][:LONGEST] or class_name(error),
+            error=message.partition("\n")[0][:LONGEST_TEXT] or class_name(error),
             stage=failure.stage,
             module=path,
             requested_gb=in_gb(requested_bytes(message)),

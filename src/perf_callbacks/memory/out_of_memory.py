@@ -12,21 +12,18 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
+from perf_callbacks.kernel.batches.tensors import DEEPEST
 from perf_callbacks.kernel.failures import message_of
 from perf_callbacks.kernel.fit.first_batch import tensors
 from perf_callbacks.kernel.fit.module_paths import ModulePaths
 from perf_callbacks.kernel.foreign_errors import frames_of
 from perf_callbacks.kernel.records.machine_records import HeldMemory
 from perf_callbacks.kernel.records.module_records import APART, ModuleWork
+from perf_callbacks.kernel.units import GB
 from perf_callbacks.memory.out_of_memory_text import EVALUATION
 from perf_callbacks.memory.step_memory import sizes
-from perf_callbacks.memory.use import GB
 
 MOST = 8
-
-LONGEST = 300  # characters of the error message in a report
-
-DEEPEST = 8  # errors examined in a chain of `__cause__`, and depth of nested containers
 
 MOST_LOOKS = 1000  # objects examined at each depth of nested containers
 

@@ -14,10 +14,10 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
+from perf_callbacks.kernel.units import GB
 from perf_callbacks.memory.allocations import Allocations
 from perf_callbacks.memory.estimate import SimulatedStep
 from perf_callbacks.memory.step_memory import StepMemory, sizes
-from perf_callbacks.memory.use import GB
 
 _DEVICE = "cpu"  # with fake tensors on "cuda", autograd would need a real GPU
 

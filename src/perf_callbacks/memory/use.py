@@ -9,12 +9,7 @@ from typing import NamedTuple
 
 from perf_callbacks.kernel.records.machine_records import Memory
 from perf_callbacks.kernel.records.summary_parts import MemorySummary
-
-GB = 1e9
-
-MB = 1e6
-
-HOUR_SECONDS = 3600.0
+from perf_callbacks.kernel.units import GB, HOUR_SECONDS
 
 WARM_UP = 1 / 3  # share of a run's readings, during which caches and allocators grow
 
@@ -87,7 +82,7 @@ class MemoryUse:
     def summary(self) -> MemorySummary:
         parts = self.parts
         return MemorySummary(
-            parts_gb={} if parts is None else known(parts),
+            parts_gb={} if parts is None else parts_in_gb(parts),
             resident_gb_per_hour=self.gb_per_hour,
             micro_batch=None if parts is None else parts.micro_batch,
             micro_batches=None if parts is None else parts.micro_batches,
@@ -95,10 +90,10 @@ class MemoryUse:
         )
 
 
-def known(parts: Memory) -> dict[str, float]:
+def parts_in_gb(parts: Memory) -> dict[str, float]:
     """Return the GB of each known part.
 
-    >>> known(Memory(step=2, device="cpu", source=None, weights_gb=0.5, peak_gb=2.0))
+    >>> parts_in_gb(Memory(step=2, device="cpu", source=None, weights_gb=0.5, peak_gb=2.0))
     {'weights': 0.5, 'peak': 2.0}
     """
     sizes = {name: getattr(parts, f"{name}_gb") for name in PARTS}

@@ -12,7 +12,7 @@ from perf_callbacks.kernel.clock import unix_time
 from perf_callbacks.kernel.engine.observer import Observer
 from perf_callbacks.kernel.failures import guard, logs
 from perf_callbacks.kernel.fit.recorder import Recorder, log
-from perf_callbacks.kernel.fit.setup import Training
+from perf_callbacks.kernel.fit.training_objects import FitContext
 from perf_callbacks.kernel.process import helper_process
 from perf_callbacks.kernel.process.watchdog import WATCHDOG
 from perf_callbacks.kernel.records.fit_records import Record, Summary
@@ -33,7 +33,7 @@ NO_COMMAND = "perf_callbacks: %s has no effect: %s."
 NO_MORE = "perf_callbacks: no more events for the command, training goes on: %s"
 
 
-def begin(recorder: Recorder, _training: Training) -> "Notifications | None":
+def begin(recorder: Recorder, _context: FitContext) -> "Notifications | None":
     """None if the environment sets no command, or if the command can't be run."""
     command = recorder.on_event
     if not command:

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from errno import EPIPE
 from typing import Any
 
-from perf_callbacks.kernel.clock import monotonic, sleep
+from perf_callbacks.kernel.clock import POLL_SECONDS, monotonic, sleep
 from perf_callbacks.kernel.foreign_errors import let_pass, suppress
 from perf_callbacks.kernel.process.helper_process import NO_SIGNAL, HelperProcess, let_go
 from perf_callbacks.kernel.process.watchdog import WATCHDOG
@@ -28,8 +28,6 @@ MOST_UNSENT = 256_000
 
 EXIT_SECONDS = 3.0
 """The interpreter's exit waits this long for the command, which a container or a Slurm step would kill otherwise."""
-
-POLL_SECONDS = 0.01
 
 log = logging.getLogger("perf_callbacks")
 

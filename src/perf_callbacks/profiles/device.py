@@ -20,8 +20,6 @@ _WORK = {
 
 _HOST = {"cpu_op": "operation", "user_annotation": "annotation", "python_function": "python"}
 
-MICROSECOND = 1e-6
-
 MOST_MICROSECONDS = 1e18  # an event whose start or duration exceeds this is damaged, and is left out
 
 

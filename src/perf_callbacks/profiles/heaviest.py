@@ -5,11 +5,13 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from perf_callbacks.kernel.records.profile_record import ProfiledCopy, ProfiledOperation
+from perf_callbacks.kernel.settings.config import LONGEST_TEXT
+from perf_callbacks.kernel.units import MICROSECOND
 from perf_callbacks.profiles import kernel_classes, operation_flops
-from perf_callbacks.profiles.device import MICROSECOND, DeviceWork
+from perf_callbacks.profiles.device import DeviceWork
 from perf_callbacks.profiles.host import Call
 
-MOST = 10
+MOST_HEAVIEST = 10
 
 _COPYING = frozenset(
     f"aten::{name}" for name in ("contiguous", "to", "_to_copy", "clone", "copy_", "reshape", "type_as", "pin_memory")
@@ -30,11 +32,9 @@ _FORMATS = {
     "unsigned char": "uint8",
 }
 
-_LONGEST = 200
-
 
 def operations(work: Iterable[DeviceWork]) -> tuple[tuple[ProfiledOperation, ...], float | None]:
-    """Return the `MOST` longest operations, added up by name and input shapes, and the FLOPs of all."""
+    """Return the `MOST_HEAVIEST` longest operations, added up by name and input shapes, and the FLOPs of all."""
     heaviest, counted = list[ProfiledOperation](), set[int]()
     groups = [(_seconds(group), key, group) for key, group in _groups([(_operation(piece), piece) for piece in work])]
     groups.sort(key=lambda group: (-group[0], group[1]))
@@ -53,7 +53,8 @@ def operations(work: Iterable[DeviceWork]) -> tuple[tuple[ProfiledOperation, ...
             )
         )
     flops = [operation.flops for operation in heaviest if operation.flops is not None]
-    return tuple([operation for operation in heaviest if operation.seconds > 0][:MOST]), sum(flops) if flops else None
+    longest = [operation for operation in heaviest if operation.seconds > 0][:MOST_HEAVIEST]
+    return tuple(longest), sum(flops) if flops else None
 
 
 def _flops(group: Iterable[DeviceWork], counted: set[int]) -> float | None:
@@ -68,14 +69,14 @@ def _flops(group: Iterable[DeviceWork], counted: set[int]) -> float | None:
 
 
 def copies(work: Iterable[DeviceWork]) -> tuple[ProfiledCopy, ...]:
-    """Return the `MOST` longest copies, added up by kind, operation and source line."""
+    """Return the `MOST_HEAVIEST` longest copies, added up by kind, operation and source line."""
     keyed = [(_copy(piece), piece) for piece in work]
     heaviest = [
         ProfiledCopy(kind=kind, operation=name, line=line or None, calls=_calls(group), seconds=_seconds(group))
         for (kind, name, line), group in _groups([(key, piece) for key, piece in keyed if key is not None])
     ]
     heaviest.sort(key=lambda copy: (-copy.seconds, copy.kind, copy.operation, copy.line or ""))
-    return tuple([copy for copy in heaviest if copy.seconds > 0][:MOST])
+    return tuple([copy for copy in heaviest if copy.seconds > 0][:MOST_HEAVIEST])
 
 
 def _groups(keyed: Iterable[tuple[tuple[str, ...], DeviceWork]]) -> list[tuple[tuple[str, ...], list[DeviceWork]]]:
@@ -96,9 +97,9 @@ def _seconds(group: Iterable[DeviceWork]) -> float:
 def _operation(work: DeviceWork) -> tuple[str, str]:
     """Return name and input shapes of the innermost operation. A collective, or work of none, has its kernel's name."""
     if not work.origin.operations or work.kind == kernel_classes.COMMUNICATION:
-        return re.split(r"[(<]", work.name.removeprefix("void "))[0][:_LONGEST] or work.name[:_LONGEST], ""
+        return re.split(r"[(<]", work.name.removeprefix("void "))[0][:LONGEST_TEXT] or work.name[:LONGEST_TEXT], ""
     call = work.origin.operations[0]
-    return call.name[:_LONGEST], _shapes(call)[:_LONGEST]
+    return call.name[:LONGEST_TEXT], _shapes(call)[:LONGEST_TEXT]
 
 
 def _shapes(call: Call) -> str:
@@ -131,7 +132,7 @@ def _copy(work: DeviceWork) -> tuple[str, str, str] | None:
         kind, name = _conversion(chain), chain[-1].name
     else:
         return None
-    return kind, name[:_LONGEST], (work.origin.line or "")[:_LONGEST]
+    return kind, name[:LONGEST_TEXT], (work.origin.line or "")[:LONGEST_TEXT]
 
 
 def _conversion(chain: Iterable[Call]) -> str:

@@ -10,12 +10,12 @@ from typing import Any
 
 from typing_extensions import override
 
-from perf_callbacks.kernel.clock import monotonic, sleep
+from perf_callbacks.kernel.clock import POLL_SECONDS, monotonic, sleep
 from perf_callbacks.kernel.engine.observer import Observer
 from perf_callbacks.kernel.engine.steps import NEVER, PROFILED
 from perf_callbacks.kernel.failures import describe, guard, logs
 from perf_callbacks.kernel.fit.recorder import Recorder, log
-from perf_callbacks.kernel.fit.setup import Training
+from perf_callbacks.kernel.fit.training_objects import FitContext
 from perf_callbacks.kernel.foreign_errors import let_pass
 from perf_callbacks.kernel.process import helper_process, torch_profiler
 from perf_callbacks.kernel.process.torch_profiler import StepProfiler
@@ -24,13 +24,12 @@ from perf_callbacks.kernel.records.codec import unpack
 from perf_callbacks.kernel.records.fit_records import Record
 from perf_callbacks.kernel.records.profile_record import Profile
 from perf_callbacks.kernel.records.rank_records import Straggler
+from perf_callbacks.kernel.records.shares import MOST_PART
 from perf_callbacks.profiles.module_marks import marks
 from perf_callbacks.profiles.reducer import Reducer
 from perf_callbacks.profiles.side_process import MOST_BYTES
 
 AUTO, AUTO_STEPS, AUTO_TIMES = "auto", 3, 3  # with `profile="auto"`: steps of a profile, and most profiles of a fit
-
-MOST_PART = 0.05  # share of a fit's time that all profiles of `profile="auto"` may take, except the first
 
 MOST_NODES = 20_000
 """Autograd graph nodes in a profile; a forward makes about one per operation. torch holds the GIL while it ends a
@@ -42,20 +41,18 @@ MOST_SECONDS = 60.0  # seconds after which a profile records no further step
 
 CLOSE_SECONDS = 5.0  # longest wait of a fit's end for the side process
 
-POLL_SECONDS = 0.02
-
-NO_WISH = 10**12  # no proposal: larger than every proposal, because all ranks follow the smallest number
+NO_PROPOSAL = 10**12  # larger than every proposal, because all ranks follow the smallest number
 
 PER_TURN = 10**9  # a proposal is one integer: `2 * PER_TURN + 7` is rank 7 in the fit's second profile
 
-WISH = "profile"
+PROPOSAL = "profile"
 
 NO_PROFILE = "perf_callbacks: no profile, training goes on: %s."
 
 HINT = "perf_callbacks: `profile` has no effect: %s."
 
 
-def begin(recorder: Recorder, training: Training) -> "ProfileWatch | None":
+def begin(recorder: Recorder, context: FitContext) -> "ProfileWatch | None":
     setting = recorder.config.profile
     if setting == "off":
         return None
@@ -71,7 +68,7 @@ def begin(recorder: Recorder, training: Training) -> "ProfileWatch | None":
             log.warning(HINT, reason)
         return None
     with guard(logs(log.warning, NO_PROFILE)):
-        watch = ProfileWatch(recorder, setting, partial(StepProfiler, begin=marks(training.model)))
+        watch = ProfileWatch(recorder, setting, partial(StepProfiler, begin=marks(context.model)))
         WATCHDOG.watch(watch)
         return watch
     return None
@@ -99,7 +96,7 @@ class ProfileWatch(Observer):
         self._chosen, self._count = 0, AUTO_STEPS
         if not self._auto:
             self._first, self._count = map(int, setting.split(":"))
-        self._wish, self._turns, self._agreed = NO_WISH, 0, 0
+        self._proposal, self._turns, self._agreed = NO_PROPOSAL, 0, 0
         self._left = self._tries = 0  # steps still to exclude, and interrupted attempts
         self._profiler: StepProfiler | None = None
         self._most, self._whole, self._at = 0, 0, 0  # the running profile's most steps, complete steps, first step
@@ -125,13 +122,13 @@ class ProfileWatch(Observer):
     @property
     @override
     def proposals(self) -> Mapping[str, int]:
-        return {WISH: self._wish} if self._auto else {}
+        return {PROPOSAL: self._proposal} if self._auto else {}
 
     @override
     def adopted(self, least: Mapping[str, int], step: int) -> None:
-        value = least.get(WISH, NO_WISH)
+        value = least.get(PROPOSAL, NO_PROPOSAL)
         turn, rank = divmod(value, PER_TURN)
-        if self._auto and value < NO_WISH and turn > self._agreed:
+        if self._auto and value < NO_PROPOSAL and turn > self._agreed:
             self._agreed, self._chosen, self._first, self._tries = turn, rank, step + 1, 0
 
     @override
@@ -150,7 +147,7 @@ class ProfileWatch(Observer):
         spent = self._spent_seconds * (1 + 1 / max(1, self._turns))  # the next takes as long as the mean so far
         if self._auto and idle and self._turns < AUTO_TIMES and spent <= MOST_PART * elapsed:
             self._turns += 1
-            self._wish = self._turns * PER_TURN + rank
+            self._proposal = self._turns * PER_TURN + rank
 
     @override
     def step_began(self) -> None:

@@ -7,8 +7,9 @@ from pathlib import Path
 from perf_callbacks.kernel.records.module_records import OPTIMIZER, OTHERS, OUTSIDE
 from perf_callbacks.kernel.records.profile_record import Profile
 from perf_callbacks.kernel.settings.config import printable
+from perf_callbacks.kernel.units import MICROSECOND
 from perf_callbacks.profiles import host as hosts, idle, kernel_classes
-from perf_callbacks.profiles.device import MICROSECOND, DeviceWork, on_cpu, on_device, split
+from perf_callbacks.profiles.device import DeviceWork, on_cpu, on_device, split
 from perf_callbacks.profiles.heaviest import copies, operations
 from perf_callbacks.profiles.host import STEP, Call
 from perf_callbacks.profiles.intervals import Interval, length, shares, union, without

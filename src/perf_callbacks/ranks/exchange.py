@@ -14,9 +14,9 @@ import weakref
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from perf_callbacks.kernel.clock import monotonic, sleep
+from perf_callbacks.kernel.clock import CLOSE_SECONDS, monotonic, sleep
 from perf_callbacks.kernel.engine.windows import JobSettings, Part, WindowReader
-from perf_callbacks.kernel.fit.place import Place, run_id
+from perf_callbacks.kernel.fit.location import FitLocation, run_id
 from perf_callbacks.kernel.fit.recorder import Recorder
 from perf_callbacks.kernel.foreign_errors import let_pass
 from perf_callbacks.kernel.process.cpu_facts import local_ranks
@@ -31,39 +31,33 @@ from perf_callbacks.ranks.rounds import MANY, SOON, Follower, Rounds
 AGREE_SECONDS = 5.0
 """Longest wait of a fit's start for rank 0."""
 
-CLOSE_SECONDS = 2.0
-"""Longest wait of a fit's end for the side thread. If the store answers, it ends at once."""
-
-EXIT_SECONDS = 1.0
-"""Longest wait of the interpreter's exit for the side threads."""
-
 log = logging.getLogger("perf_callbacks")
 
 
-def meet(place: Place, config: PerfConfig) -> "Exchange | None":
+def meet(location: FitLocation, config: PerfConfig) -> "Exchange | None":
     """None: a single rank, or no usable store."""
     try:
-        store = store_room.default_store() if place.world_size > 1 else None
+        store = store_room.default_store() if location.world_size > 1 else None
         if store is None:
             return None
-        node = _node(store, place)
-        connections = place.world_size // (1 if node is None else len(node.ranks))
-        shortage = store_room.shortage(store, place.world_size, connections)
+        node = _node(store, location)
+        connections = location.world_size // (1 if node is None else len(node.ranks))
+        shortage = store_room.shortage(store, location.world_size, connections)
         if shortage is not None:
             log.log(
-                logging.DEBUG if place.rank else logging.WARNING,
+                logging.DEBUG if location.rank else logging.WARNING,
                 "perf_callbacks: ranks exchange nothing, training goes on: %s.",
                 shortage,
             )
             return None
         exchange = Exchange(
             store,
-            rank=place.rank,
-            world_size=place.world_size,
+            rank=location.rank,
+            world_size=location.world_size,
             window=config.window if config.exchange == "on" else None,
             signals=config.stragglers == "on",
-            run_id=run_id(place),
-            directory=str(place.directory.absolute()) if place.directory_of_all else None,
+            run_id=run_id(location),
+            directory=str(location.directory.absolute()) if location.directory_of_all else None,
             node=node,
         )
         exchange.start()
@@ -258,14 +252,14 @@ class _ExchangeThread:
         _running.discard(self)
 
 
-def _node(store: Any, place: Place) -> Node | None:
+def _node(store: Any, location: FitLocation) -> Node | None:
     """None: every rank of the machine talks with the store directly."""
     address = store_room.address(store)
     if address is None:
         return None
     job = [*address, os.environ.get("TORCHELASTIC_RUN_ID", "")]
     local = local_ranks(os.environ)
-    return gathered(place.rank, place.world_size, local, many=MANY, job=job, attempt=_restarts())
+    return gathered(location.rank, location.world_size, local, many=MANY, job=job, attempt=_restarts())
 
 
 def _restarts() -> int:
@@ -281,7 +275,7 @@ def _at_exit() -> None:
     talks = list(_running)
     for talk in talks:
         talk.end(politely=False)
-    deadline = monotonic() + EXIT_SECONDS
+    deadline = monotonic() + CLOSE_SECONDS
     for talk in talks:
         talk.wait(deadline - monotonic())
 

@@ -10,6 +10,7 @@ from perf_callbacks.kernel.clock import perf_counter, sleep
 from perf_callbacks.kernel.engine.windows import GatheredWindow, JobSettings, WindowReader, with_holds
 from perf_callbacks.kernel.failures import describe, guard
 from perf_callbacks.kernel.foreign_errors import let_pass
+from perf_callbacks.kernel.plural import MOST_RANKS
 from perf_callbacks.kernel.records.codec import pack
 from perf_callbacks.kernel.records.fit_records import Window
 from perf_callbacks.ranks.bundles import Bundle, Combination
@@ -30,7 +31,7 @@ SLICE_SECONDS = 0.001
 SLICE = 128
 """Bundles or ranks, of a microsecond or less, between two readings of the clock."""
 
-BREATH_SECONDS = 0.0002
+GIL_YIELD_SECONDS = 0.0002
 """Between two slices of work. After a sleep of 0 s, the thread may take the GIL back before another has woken up."""
 
 MOST_READ, MOST_BYTES = 32, 400_000
@@ -40,9 +41,6 @@ MOST_READ, MOST_BYTES = 32, 400_000
 LATE_SECONDS = 1.0
 """After a deadline, so late a first round means that rank 0 was suspended, with the store. The window then stays
 open for so many seconds more."""
-
-MOST_SHOWN = 8
-"""Missing ranks that the warning names."""
 
 OWN = -1
 """Key of rank 0's own part in `_Pending.bundles`, which doesn't go through the store."""
@@ -82,7 +80,7 @@ class GilYield:
 
     def __call__(self, after: float = SLICE_SECONDS) -> None:
         if perf_counter() - self._since > after:
-            sleep(BREATH_SECONDS)
+            sleep(GIL_YIELD_SECONDS)
             self._since = perf_counter()
 
 
@@ -90,7 +88,7 @@ class Leader(Rounds):
     """Rank 0: announces the settings and combines the windows."""
 
     def __init__(
-        self, store: Any, *, world_size: int, job_settings: JobSettings, attempt: int = 0, node: Node | None = None
+        self, store: Any, *, world_size: int, job_settings: JobSettings, attempt: int, node: Node | None = None
     ) -> None:
         super().__init__(store, rank=0, world_size=world_size, attempt=attempt, node=node)
         self.job_settings = self._mine = job_settings
@@ -131,7 +129,7 @@ class Leader(Rounds):
             if self._world_size <= MANY or now >= self._pending[window].look_at:
                 self._read(board, window, now)
         self._close(board, now)
-        self._breathe(after=0.0)  # `_pass_on` reads the files of this machine next
+        self._yield_gil(after=0.0)  # `_pass_on` reads the files of this machine next
         return min([min(pending.look_at, pending.deadline) - now for pending in self._pending.values()], default=None)
 
     def _read(self, board: StoreNotes, window: int, now: float) -> None:
@@ -147,7 +145,7 @@ class Leader(Rounds):
         ordered = sorted(sources)
         size = 4 * len(pending.bundles[OWN][0].columns) * self._together
         number = max(1, min(MOST_READ, MOST_BYTES // max(1, size)))
-        self._breathe()
+        self._yield_gil()
         for start in range(0, len(ordered), number):
             some = ordered[start : start + number]
             blobs = board.get([slot(rank, window, self._world_size) for rank in some])
@@ -158,14 +156,14 @@ class Leader(Rounds):
                 if pending.take(source, bundles):
                     for rank in [rank for bundle in bundles for rank in bundle.ranks]:
                         self._sources[rank] = source
-                self._breathe()
+                self._yield_gil()
 
     def _possible(self, bundle: Bundle, source: int, window: int) -> bool:
         """Compare a bundle's ranks and steps with its source and window."""
         same_window = (bundle.window, bundle.length) == (window, self._mine.window)
         return same_window and source <= bundle.ranks[0] <= bundle.ranks[-1] < self._world_size
 
-    def _breathe(self, after: float = SLICE_SECONDS) -> None:
+    def _yield_gil(self, after: float = SLICE_SECONDS) -> None:
         """In a job of more than `MANY` ranks, yield the GIL after so many seconds of work."""
         if self._world_size > MANY:
             self._yield(after)
@@ -184,7 +182,7 @@ class Leader(Rounds):
             pending.bundles.clear()
             missing = tuple([rank for rank in range(self._world_size) if rank not in pending.ranks])
             closed.append((bundles, missing))
-            self._breathe()
+            self._yield_gil()
             self._combine(bundles, missing, windows[-1] + 1)
             if missing and window in late:
                 self._warn(bundles[0], missing)
@@ -200,10 +198,10 @@ class Leader(Rounds):
         combination = Combination()
         for start in range(0, len(bundles), SLICE):
             combination.add(bundles[start : start + SLICE])
-            self._breathe()
-        self._breathe(after=0.0)  # the figures of 4,096 ranks take a millisecond
+            self._yield_gil()
+        self._yield_gil(after=0.0)  # the figures of 4,096 ranks take a millisecond
         window: Window | None = combination.window(missing)
-        self._breathe()
+        self._yield_gil()
         if window is not None:
             self.latest = with_holds(window, self.latest, windows * bundles[0].length)
             self.finished.append(self.latest)
@@ -217,7 +215,7 @@ class Leader(Rounds):
         for bundle in bundles if len(missing) < self._world_size - 1 else ():
             signals.update(bundle.signals())
             roles.update(bundle.roles())
-            self._breathe()
+            self._yield_gil()
         first, steps = bundles[0].first_step, bundles[0].length
         with guard(self._stop_reading):
             reader(GatheredWindow(first_step=first, steps=steps, signals=signals, roles=roles))
@@ -236,13 +234,13 @@ class Leader(Rounds):
         """Empty a list in slices: freeing the signals of thousands of ranks takes milliseconds."""
         while held:
             del held[-SLICE:]
-            self._breathe()
+            self._yield_gil()
 
     def _warn(self, bundle: Bundle, missing: Sequence[int]) -> None:
         if self._warned:
             return
         self._warned = True
-        shown = ", ".join(map(str, missing[:MOST_SHOWN]))
+        shown = ", ".join(map(str, missing[:MOST_RANKS]))
         log.warning(
             "perf_callbacks: no message came from %d of %d ranks for steps %d to %d (rank %s%s). "
             "Rates of the job are left out while ranks are missing.",
@@ -251,7 +249,7 @@ class Leader(Rounds):
             bundle.first_step,
             bundle.first_step + bundle.length - 1,
             shown,
-            ", …" if len(missing) > MOST_SHOWN else "",
+            ", …" if len(missing) > MOST_RANKS else "",
         )
 
     def _take_back(self, board: StoreNotes | FileNotes) -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 from perf_callbacks.kernel.clock import unix_time
 from perf_callbacks.kernel.foreign_errors import let_pass, suppress
 from perf_callbacks.kernel.process import processes
+from perf_callbacks.kernel.units import DAY_SECONDS
 from perf_callbacks.ranks.packed_parts import bundle_again, unpack_bundles
 from perf_callbacks.ranks.private_directory import PrivateDirectory
 from perf_callbacks.ranks.store import LARGEST, rank_key
@@ -26,9 +27,6 @@ CLOCK_SECONDS = 0.2
 
 LOOK_SECONDS = 2.0
 """Between two looks of the first rank for notes of channels."""
-
-LEFT_SECONDS = 24 * 3600
-"""A directory without a new note for so long was left behind by an ended job."""
 
 TRIES = 4
 """Attempts to write a note, while another rank may remove the directory."""
@@ -140,7 +138,7 @@ def remove_earlier(directory: Path) -> None:
     user, _, _ = job.rpartition("-")
     for other in directory.parent.glob(f"{user}-*-[0-9]*") if user else ():
         with suppress(OSError):
-            old = unix_time() - other.stat().st_mtime > LEFT_SECONDS
+            old = unix_time() - other.stat().st_mtime > DAY_SECONDS
             if other != directory and (old or other.name.rpartition("-")[0] == job):
                 earlier = PrivateDirectory(other)
                 earlier.find()

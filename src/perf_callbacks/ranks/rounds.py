@@ -58,7 +58,7 @@ _obeyed: dict[int, str] = {}  # by rank of this process: the fit whose settings 
 class Rounds:
     """A rank's side of the exchange in a fit. An error ends only the exchange, not the training."""
 
-    def __init__(self, store: Any, *, rank: int, world_size: int, attempt: int = 0, node: Node | None = None) -> None:
+    def __init__(self, store: Any, *, rank: int, world_size: int, attempt: int, node: Node | None = None) -> None:
         self._store = store  # held because rank 0 may serve the store, which must not end before the exchange does
         self._board: StoreNotes | FileNotes | None = None
         self._node = node
@@ -173,7 +173,7 @@ class Follower(Rounds):
     Settings of an earlier fit in the store are ignored, or followed for a moment if this process had no part in it.
     """
 
-    def __init__(self, store: Any, *, rank: int, world_size: int, attempt: int = 0, node: Node | None = None) -> None:
+    def __init__(self, store: Any, *, rank: int, world_size: int, attempt: int, node: Node | None = None) -> None:
         super().__init__(store, rank=rank, world_size=world_size, attempt=attempt, node=node)
         self._earlier = _obeyed.get(rank)
         self._began: float | None = None

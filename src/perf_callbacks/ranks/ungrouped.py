@@ -10,7 +10,7 @@ from typing_extensions import override
 from perf_callbacks.kernel.engine.observer import Observer
 from perf_callbacks.kernel.engine.steps import NEVER
 from perf_callbacks.kernel.fit.recorder import Recorder, log
-from perf_callbacks.kernel.fit.setup import Training
+from perf_callbacks.kernel.fit.training_objects import FitContext
 from perf_callbacks.kernel.records.fit_records import Record, Summary
 
 OTHERS = ("bagua", "horovod", "mpi4py", "torch_xla", "torchft")
@@ -33,7 +33,7 @@ FORMED: set[int] = set()
 """Sizes of jobs with a group of this process, which it may close, and then rightly train on rank 0 alone."""
 
 
-def begin(recorder: Recorder, _training: Training) -> "UngroupedWatch | None":
+def begin(recorder: Recorder, _context: FitContext) -> "UngroupedWatch | None":
     number = processes(os.environ)
     if recorder.run.world_size > 1:
         FORMED.add(number)

@@ -13,15 +13,16 @@ from perf_callbacks.kernel.records.fit_records import (
     Finding,
     Summary,
 )
+from perf_callbacks.kernel.records.flops_record import ENOUGH_COVERED
+from perf_callbacks.kernel.records.shares import NOTABLE, WORTH
 from perf_callbacks.kernel.records.summary_parts import FlopsSummary
 from perf_callbacks.report import profile_text
 from perf_callbacks.report.layout import COLUMNS, card, few, joined
+from perf_callbacks.report.machine_load import MOST_SHARE
 from perf_callbacks.report.units import DASH, duration, energy, percent, rate, size, speed
 from perf_callbacks.stragglers import text as straggler_text
 
 OURS = "perf_callbacks: "
-WORTH_SAYING = 0.05
-"""Least share that makes the first finding the verdict. `_large` makes exceptions."""
 
 STALL = "stall"
 
@@ -33,17 +34,6 @@ THREADS = "threads"
 
 CLEAR = 0.9
 """A saving is a range only if its lower end is below this share of the upper end."""
-
-ENOUGH_COVERED = 0.98
-"""If the counted matrix products use less than this share of the weights, the card shows the uncounted share."""
-
-MOST_NAMES = 3
-
-WORTH_SAVING = 0.01
-"""The lower end of a saving is printed only if it is at least this share of the run's time."""
-
-MOST = 0.99
-"""No estimate is exact enough to promise a larger share."""
 
 MOSTLY = 0.8
 """With this share of the time in forward, backward and optimizer, there is little or nothing to win."""
@@ -96,7 +86,7 @@ def verdict(summary: Summary) -> str:
 
 def _large(summary: Summary) -> list[Finding]:
     hangs = summary.stalls is not None and summary.stalls.under_way
-    least = 0 if hangs else WORTH_SAYING
+    least = 0 if hangs else NOTABLE
     return [finding for finding in summary.findings[:1] if finding.cause == THREADS or _sure(finding) >= least]
 
 
@@ -128,7 +118,7 @@ def _saves(finding: Finding) -> str:
     if finding.share is None:
         return ""
     low = finding.low or 0.0
-    least = f"{low:.0%} to" if WORTH_SAVING <= low < CLEAR * finding.share else "up to"
+    least = f"{low:.0%} to" if WORTH <= low < CLEAR * finding.share else "up to"
     return f" (saves {least} {finding.share:.0%})"
 
 
@@ -164,7 +154,8 @@ def promised(finding: Finding) -> str:
     '1.4x to 2.0x faster'
     """
     share = finding.share or 0.0
-    low, high = (f"{1 / (1 - min(end or 0.0, MOST)):.1f}x" for end in (finding.low, share))
+    # no estimate is exact enough to promise a larger share than `MOST_SHARE`
+    low, high = (f"{1 / (1 - min(end or 0.0, MOST_SHARE)):.1f}x" for end in (finding.low, share))
     clear = finding.low is not None and finding.low < CLEAR * share and low not in {"1.0x", high}
     return f"{low} to {high} faster" if clear else f"Up to {high} faster"
 
@@ -296,7 +287,7 @@ def _work(summary: Summary) -> Iterable[str]:
 def _uncounted(flops: FlopsSummary) -> Iterable[str]:
     names, coverage = flops.uncounted, flops.coverage
     if names:
-        yield f"not counted: {few(names, MOST_NAMES)}"
+        yield f"not counted: {few(names)}"
     if coverage is not None and coverage < ENOUGH_COVERED:
         yield f"{percent(1 - coverage)} of the weights were in no counted product"
     elif flops.source in {COPY, CLOSED_FORM}:

@@ -7,7 +7,7 @@ from perf_callbacks.flops.work import beside_model
 from perf_callbacks.goodput import job_time, text
 from perf_callbacks.kernel.records.fit_records import Summary
 from perf_callbacks.kernel.records.machine_records import Memory, Use
-from perf_callbacks.memory.use import known
+from perf_callbacks.memory.use import parts_in_gb
 from perf_callbacks.report.history import FitHistory
 from perf_callbacks.report.layout import clean
 from perf_callbacks.report.series import rounded, short
@@ -91,7 +91,7 @@ def _parts(seconds: Mapping[str, float]) -> list[tuple[str, float, str]]:
 
 def memory(memory: Memory | None) -> dict[str, Any] | None:
     """By part of a step; None: no part is known."""
-    sizes = {} if memory is None else known(memory)
+    sizes = {} if memory is None else parts_in_gb(memory)
     peak = sizes.pop("peak", None)
     if not sizes:
         return None

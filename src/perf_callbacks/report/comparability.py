@@ -4,14 +4,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
+from perf_callbacks.flops.by_shape.shape_counts import SAME
 from perf_callbacks.report.compared_run import ComparedRun
 from perf_callbacks.report.units import DASH
 
-SAME_AMOUNT = 0.01
-"""Largest relative difference of samples and tokens per step between runs whose step times are compared."""
-
 SAME_LENGTH = 0.1
-"""As `SAME_AMOUNT`, for tokens per step: larger, because the lengths of samples differ by chance."""
+"""As `SAME`, for tokens per step: larger, because the lengths of samples differ by chance."""
 
 FIELDS = ("parameters", "batch", "device", "devices", "world_size")
 """All runs must agree in them. An unknown value agrees with every value."""
@@ -22,7 +20,7 @@ Values = Mapping[str, tuple[Any, Any]]
 
 def differences(first: Sequence[ComparedRun], second: Sequence[ComparedRun]) -> Values:
     by_name = different_fields(first, second, FIELDS)
-    for name, most in (("samples", SAME_AMOUNT), ("tokens", SAME_LENGTH)):
+    for name, most in (("samples", SAME), ("tokens", SAME_LENGTH)):
         amounts = per_step(name, first, second, most)
         if amounts is not None:
             by_name[f"{name} per step"] = amounts
@@ -44,7 +42,7 @@ def different_fields(
 
 
 def per_step(
-    name: str, first: Sequence[ComparedRun], second: Sequence[ComparedRun], most: float = SAME_AMOUNT
+    name: str, first: Sequence[ComparedRun], second: Sequence[ComparedRun], most: float = SAME
 ) -> tuple[float, float] | None:
     """Mean samples or tokens of each side; None: they are equal, or a side has no known number."""
     sides = [[amount for run in side if (amount := run.per_step(name)) is not None] for side in (first, second)]

@@ -6,11 +6,11 @@ from functools import partial
 from math import isnan
 from statistics import fmean
 
-from perf_callbacks.flops.peaks.peak_rates import TERA
 from perf_callbacks.kernel.records.fit_records import Checklist, Run, Summary
 from perf_callbacks.kernel.records.machine_records import Memory, Use
 from perf_callbacks.kernel.records.summary_parts import FlopsSummary
-from perf_callbacks.memory.use import known
+from perf_callbacks.kernel.units import TERA
+from perf_callbacks.memory.use import parts_in_gb
 from perf_callbacks.report.batch_means import Estimate, quick, ratio
 from perf_callbacks.report.history import STEP_COLUMNS, Attempt, possible
 from perf_callbacks.report.machine_load import Load
@@ -39,7 +39,9 @@ class ComparedRun:
         parts = [part for part in (rank.last(Memory) for rank in ranks) if part is not None]
         uses = [use.resident_gb for rank in ranks for use in rank.records(Use)]
         used = [size for size in uses if size is not None and possible(size)]
-        memory = {f"{name}_gb": size for part in parts[:1] for name, size in known(part).items() if possible(size)}
+        memory = {
+            f"{name}_gb": size for part in parts[:1] for name, size in parts_in_gb(part).items() if possible(size)
+        }
         memory |= {"resident_gb": max(used)} if used else {}
         loads = [Load.from_summary(None if rank.summary is None else rank.summary.cpu) for rank in ranks]
         return cls(

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import Any
 
+from perf_callbacks.kernel.records.shares import MAJORITY
 from perf_callbacks.report import comparability, machine_load
 from perf_callbacks.report.batch_means import Change, Estimate, change_between_runs, mean_of_runs
 from perf_callbacks.report.comparability import Values, distinct, listed
@@ -18,9 +19,6 @@ WORSE, BETTER, SAME, UNDECIDED = "worse", "better", "same", "undecided"
 
 DECIDING = ("tokens/s", "samples/s", "step_time")
 """In this order, as far as they have a verdict."""
-
-EXPLAINED = 0.5
-"""A verdict is withdrawn if the machine's load may explain at least this part of the change."""
 
 Ranks = Sequence[Attempt]
 
@@ -138,8 +136,8 @@ def _explained(metric: ComparedMetric, effect: float, threshold: float) -> bool:
         return False
     longer = math.log1p(metric.change.change) * (1 if _is_cost(metric.name) else -1)
     if metric.verdict == SAME:
-        return abs(effect) >= EXPLAINED * math.log1p(threshold) > 0
-    return longer * effect > 0 and abs(effect) >= EXPLAINED * abs(longer)
+        return abs(effect) >= MAJORITY * math.log1p(threshold) > 0
+    return longer * effect > 0 and abs(effect) >= MAJORITY * abs(longer)
 
 
 def _metric(name: str, a: Sequence[ComparedRun], b: Sequence[ComparedRun], threshold: float) -> ComparedMetric:

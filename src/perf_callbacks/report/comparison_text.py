@@ -3,7 +3,8 @@
 import re
 from typing import Any
 
-from perf_callbacks.flops.peaks.peak_rates import TERA
+from perf_callbacks.kernel.settings.config import LONGEST_TEXT
+from perf_callbacks.kernel.units import TERA
 from perf_callbacks.report import machine_load
 from perf_callbacks.report.batch_means import Change
 from perf_callbacks.report.comparability import Values
@@ -19,9 +20,6 @@ SENTENCES = {
 }
 
 UNDECIDED_RUNS = "Undecided, make more runs"
-
-SENTENCE = 200
-"""Most characters of a sentence with values from a journal."""
 
 HEADERS = ("metric", "A", "B", "change", "99 % interval", "")
 
@@ -41,7 +39,7 @@ def verdict(comparison: Comparison) -> str:
     if metric is None or metric.change is None or metric.verdict is None:
         reason = next((comparison.not_compared[name] for name in DECIDING if name in comparison.not_compared), None)
         if reason is not None:
-            return f"Not decided: {clean(reason, SENTENCE)}"
+            return f"Not decided: {clean(reason, LONGEST_TEXT)}"
         return "Not decided: one of the runs has fewer than ten measured steps"
     detail = f"{metric.name} changed by {_percent(metric.change.change)} ({_interval(metric.change)})"
     return f"{_sentence(comparison, metric, metric.change)}: {detail}"
@@ -79,7 +77,7 @@ def text(comparison: Comparison, columns: int = COLUMNS) -> str:
     for name, reason in comparison.not_compared.items():
         reasons.setdefault(reason, []).append(name)
     for reason, names in reasons.items():
-        sentence = f"no verdict on {', '.join(names)}: {clean(reason, SENTENCE)}"
+        sentence = f"no verdict on {', '.join(names)}: {clean(reason, LONGEST_TEXT)}"
         lines += wrapped(sentence, width=min(columns, COLUMNS - INDENT))
     if comparison.differences:
         lines.append("differences")

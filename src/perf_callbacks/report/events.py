@@ -10,11 +10,10 @@ from perf_callbacks.kernel.records.rank_records import Straggler
 from perf_callbacks.report import profile_text
 from perf_callbacks.report.history import FitHistory
 from perf_callbacks.report.layout import clean
+from perf_callbacks.report.series import MOST_DRAWN
 from perf_callbacks.report.tables import distinct_stalls, stalled_seconds
 from perf_callbacks.report.units import duration
 from perf_callbacks.stragglers.text import NAMES, rank_names
-
-MOST = 300
 
 LANES = ("evaluation", "checkpoint", "restart", "FLOP count", "profile", "collection", "straggler", "stall")
 """Kinds of events, in the order in which the report draws them."""
@@ -33,7 +32,7 @@ class JournalEvent(NamedTuple):
 def events(fit: FitHistory, within: range | None = None) -> list[JournalEvent]:
     chosen = [event for event in _all(fit) if within is None or event.step in within]
     lanes = [
-        nlargest(MOST, [event for event in chosen if event.lane == lane], key=lambda event: event.seconds)
+        nlargest(MOST_DRAWN, [event for event in chosen if event.lane == lane], key=lambda event: event.seconds)
         for lane in LANES
     ]
     return sorted([event for lane in lanes for event in lane], key=lambda event: event.step)

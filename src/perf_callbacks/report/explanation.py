@@ -4,11 +4,9 @@ import re
 from collections.abc import Iterable
 from typing import Any
 
+from perf_callbacks.kernel.settings.config import LONGEST_TEXT
 from perf_callbacks.report.figure_table import BY_FIGURE
 from perf_callbacks.report.layout import clean
-
-LONGEST = 300
-"""Largest number of characters shown of a value from a journal."""
 
 
 def without_links(markdown: str) -> str:
@@ -39,10 +37,10 @@ def explanation(
     figure = BY_FIGURE[name]
     return {
         "meaning": without_links(figure.meaning),
-        "equation": clean(equation, LONGEST),
-        "values": [(name, clean(text, LONGEST)) for name, text in values if text],
+        "equation": clean(equation, LONGEST_TEXT),
+        "values": [(name, clean(text, LONGEST_TEXT)) for name, text in values if text],
         "columns": [(heading, without_links(figure.columns.get(heading, ""))) for heading in headings],
         "source": without_links(figure.source),
         "left_out": without_links(figure.left_out),
-        "uncounted": clean(uncounted, LONGEST),
+        "uncounted": clean(uncounted, LONGEST_TEXT),
     }

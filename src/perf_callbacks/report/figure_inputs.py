@@ -8,12 +8,12 @@ from perf_callbacks.kernel.plural import plural
 from perf_callbacks.kernel.records.machine_records import Memory, Use
 from perf_callbacks.kernel.records.rank_records import Stall
 from perf_callbacks.report import charts, profile_section, profile_text, units
-from perf_callbacks.report.events import MOST as MOST_EVENTS, events
+from perf_callbacks.report.events import events
 from perf_callbacks.report.explanation import Value, explanation
 from perf_callbacks.report.heat_map import CELLS
 from perf_callbacks.report.history import FitHistory
 from perf_callbacks.report.layout import clean, listed
-from perf_callbacks.report.series import OUTLIERS, SLOW, Axis, Outlier, StepSeries
+from perf_callbacks.report.series import MOST_DRAWN, SLOW, Axis, Outlier, StepSeries
 from perf_callbacks.report.tiles import excluded
 from perf_callbacks.report.units import duration, percent, size
 from perf_callbacks.report.work_rate import WorkRate
@@ -78,7 +78,7 @@ class FigureInputs:
         yield "steps in the mean", f"{self.drawn.steps:,}"
         yield excluded(self.fit, self.drawn)
         limit = max([SLOW * medians.get("step_time", 0.0) for medians in self.usual.values()], default=0.0)
-        most = ", the slowest" if len(self.slow) == OUTLIERS else ""
+        most = ", the slowest" if len(self.slow) == MOST_DRAWN else ""
         yield "slow steps", f"{len(self.slow):,}{most}, longer than {duration(limit)}: {SLOW:g} x the median"
 
     def _stages(self) -> Iterator[Value]:
@@ -90,7 +90,7 @@ class FigureInputs:
         marks = events(self.fit, self.drawn.axis.within)
         for lane in dict.fromkeys(event.lane for event in marks):
             number = sum(event.lane == lane for event in marks)
-            yield lane, f"{number:,}" + (", the longest" if number == MOST_EVENTS else "")
+            yield lane, f"{number:,}" + (", the longest" if number == MOST_DRAWN else "")
 
     def _account(self) -> Iterator[Value]:
         parts = charts.wall_parts(self.fit.summary)

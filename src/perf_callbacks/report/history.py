@@ -9,11 +9,11 @@ from itertools import compress, pairwise, zip_longest
 from math import nan
 from typing import Any
 
-from perf_callbacks.flops.peaks.peak_rates import TERA
 from perf_callbacks.kernel.records.codec import Entry
 from perf_callbacks.kernel.records.fit_records import Row, Run, Steps, Summary
 from perf_callbacks.kernel.records.metric_table import KEYS
 from perf_callbacks.kernel.records.rank_records import Stall
+from perf_callbacks.kernel.units import TERA
 
 TIMES = (
     "step_time",

@@ -10,6 +10,8 @@ COLUMNS = 80
 
 INDENT = 2
 
+MOST_NAMES = 4
+
 LONGEST = 60
 
 _JOINED = "\N{NO-BREAK SPACE}"
@@ -81,14 +83,14 @@ def ends(path: str, longest: int) -> str:
     return path if len(path) <= longest else "…" + path[len(path) - longest + 1 :]
 
 
-def few(names: Sequence[str], most: int) -> str:
-    """List at most the first `most` names.
+def few(names: Sequence[str]) -> str:
+    """List at most the first `MOST_NAMES` names.
 
-    >>> few(["a", "b"], 2), few(["a", "b", "c"], 2)
-    ('a, b', 'a, b and 1 more')
+    >>> few(["a", "b"]), few(["a", "b", "c", "d", "e"])
+    ('a, b', 'a, b, c, d and 1 more')
     """
-    rest = f" and {len(names) - most:,} more" if len(names) > most else ""
-    return ", ".join(names[:most]) + rest
+    rest = f" and {len(names) - MOST_NAMES:,} more" if len(names) > MOST_NAMES else ""
+    return ", ".join(names[:MOST_NAMES]) + rest
 
 
 def listed(ranks: Sequence[int]) -> str:

@@ -5,12 +5,10 @@ from collections.abc import Sequence
 from statistics import fmean
 from typing import NamedTuple
 
+from perf_callbacks.kernel.records.shares import NOTABLE
 from perf_callbacks.kernel.records.summary_parts import CpuSummary
 from perf_callbacks.report.history import finite
 from perf_callbacks.report.units import percent
-
-NO_CPU = 0.05
-"""Share of a disturbed run in which its training thread waited for a CPU."""
 
 OTHERS = 0.25
 """Share of the CPUs that other programs used in a disturbed run."""
@@ -59,7 +57,7 @@ class Load(NamedTuple):
 
     @property
     def disturbed(self) -> bool:
-        return (self.no_cpu or 0.0) >= NO_CPU or (self.others or 0.0) >= OTHERS
+        return (self.no_cpu or 0.0) >= NOTABLE or (self.others or 0.0) >= OTHERS
 
     @property
     def effect(self) -> float:

@@ -7,7 +7,7 @@ from perf_callbacks.kernel.records.flops_record import Flops
 from perf_callbacks.kernel.records.machine_records import Memory, OutOfMemory, Use
 from perf_callbacks.memory import out_of_memory_text
 from perf_callbacks.memory.estimate import fitting_micro_batch, headroom_gb, layers_of, layers_to_checkpoint
-from perf_callbacks.memory.use import PARTS, MemoryReading, known, leak, slope
+from perf_callbacks.memory.use import PARTS, MemoryReading, leak, parts_in_gb, slope
 from perf_callbacks.report.history import Attempt, possible
 from perf_callbacks.report.layout import COLUMNS, card, clean
 from perf_callbacks.report.units import DASH, size
@@ -115,7 +115,7 @@ def _host(points: Sequence[MemoryReading], anonymous: Sequence[MemoryReading]) -
 
 
 def _sizes(parts: Memory) -> dict[str, float]:
-    return {name: gb for name, gb in known(parts).items() if possible(gb)}
+    return {name: gb for name, gb in parts_in_gb(parts).items() if possible(gb)}
 
 
 def _points(fit: Attempt, field: str) -> list[MemoryReading]:

@@ -5,15 +5,14 @@ from dataclasses import asdict
 
 from perf_callbacks.kernel.records.flops_record import Flops
 from perf_callbacks.kernel.records.module_records import APART, ModuleWork
+from perf_callbacks.kernel.settings.config import LONGEST_TEXT
+from perf_callbacks.kernel.units import GB
+from perf_callbacks.profiles.heaviest import MOST_HEAVIEST
 from perf_callbacks.report import units
 from perf_callbacks.report.history import Attempt, possible
 from perf_callbacks.report.layout import COLUMNS, aligned, card, clean, ends, listed
-from perf_callbacks.report.tables import CODE, GIGA, NUMBER, Table
+from perf_callbacks.report.tables import CODE, NUMBER, Table
 from perf_callbacks.report.units import DASH, percent, size
-
-MOST_ROWS = 10
-
-LONGEST_PATH = 200
 
 HEADINGS = ("module", "modules", "FLOPs", "share", "parameters", "activations")
 
@@ -48,11 +47,11 @@ def table(fit: Attempt) -> Table | None:
     count = last_count(fit)
     if count is None:
         return None
-    rows = [*_rows(count, LONGEST_PATH)]
+    rows = [*_rows(count, LONGEST_TEXT)]
     kinds = (CODE, *[NUMBER] * (len(HEADINGS) - 1))
-    rest = f" The ten heaviest of {len(rows)} rows." if len(rows) > MOST_ROWS else ""
+    rest = f" The ten heaviest of {len(rows)} rows." if len(rows) > MOST_HEAVIEST else ""
     note = f"From step {count.step:,}. Share: of all executed FLOPs.{rest}"
-    return Table("FLOPs by module", [*zip(HEADINGS, kinds, strict=True)], rows[:MOST_ROWS], note)
+    return Table("FLOPs by module", [*zip(HEADINGS, kinds, strict=True)], rows[:MOST_HEAVIEST], note)
 
 
 def last_count(fit: Attempt) -> Flops | None:
@@ -78,10 +77,10 @@ def _rows(count: Flops, longest: int) -> Iterable[tuple[str, ...]]:
         share = line.hardware_flops / count.hardware_flops if count.hardware_flops > 0 else None
         held = line.activation_bytes
         yield (
-            ends(clean(line.name, LONGEST_PATH), longest),
+            ends(clean(line.name, LONGEST_TEXT), longest),
             DASH if line.path in APART and not line.modules else f"{line.modules:,}",
             units.count(line.hardware_flops) if possible(line.hardware_flops) else DASH,
             percent(share),
             DASH if line.parameters is None else f"{line.parameters:,}",
-            DASH if held is None or not possible(held) else size(held / GIGA),
+            DASH if held is None or not possible(held) else size(held / GB),
         )

@@ -9,12 +9,10 @@ from math import isfinite
 from perf_callbacks.kernel.records.flops_record import Flops
 from perf_callbacks.kernel.records.module_records import APART, ITSELF, OPTIMIZER, OTHERS, OUTSIDE
 from perf_callbacks.kernel.records.profile_record import Profile
+from perf_callbacks.profiles.heaviest import MOST_HEAVIEST
 from perf_callbacks.report import module_table
 from perf_callbacks.report.history import Attempt
 from perf_callbacks.report.units import DASH, duration, percent
-
-MOST_CLASSES = 10
-"""Most rows for a trace that names modules by class and number, such as "Block_3"."""
 
 _NUMBER = re.compile(r"_\d+(?=/|$)")
 
@@ -43,9 +41,9 @@ HEADINGS = ("module", "forward", "backward", "share", "MFU")
 
 
 def of_trace(profile: Profile) -> list[ModuleTime]:
-    """The longest first. Of more than `MOST_CLASSES` modules, those of a class share a row."""
+    """The longest first. Of more than `MOST_HEAVIEST` modules, those of a class share a row."""
     times, backward = profile.module_seconds or {}, profile.module_backward_seconds or {}
-    if len(times) <= MOST_CLASSES:
+    if len(times) <= MOST_HEAVIEST:
         return [*_rows(times, backward)]
     by_class: dict[str, tuple[float, float]] = {}
     for path, seconds in times.items():
@@ -53,7 +51,7 @@ def of_trace(profile: Profile) -> list[ModuleTime]:
         pair = by_class.get(name, (0.0, 0.0))
         by_class[name] = pair[0] + seconds, pair[1] + backward.get(path, 0.0)
     heaviest = sorted(by_class.items(), key=lambda item: -item[1][0])
-    kept, rest = heaviest[:MOST_CLASSES], heaviest[MOST_CLASSES:]
+    kept, rest = heaviest[:MOST_HEAVIEST], heaviest[MOST_HEAVIEST:]
     if rest:
         kept.append((f"{len(rest):,} more", (sum([pair[0] for _, pair in rest]), sum([pair[1] for _, pair in rest]))))
     return [*_rows({name: pair[0] for name, pair in kept}, {name: pair[1] for name, pair in kept})]

@@ -5,6 +5,8 @@ from dataclasses import asdict
 from typing import Any
 
 from perf_callbacks.kernel.records.fit_records import Run
+from perf_callbacks.kernel.records.shares import NOTABLE
+from perf_callbacks.kernel.settings.config import LONGEST_TEXT
 from perf_callbacks.report import comparison_text, run_title
 from perf_callbacks.report.comparability import Values
 from perf_callbacks.report.comparison import Comparison, compare
@@ -15,11 +17,6 @@ from perf_callbacks.report.tables import CODE, LABEL, MOST_ROWS, NUMBER, TEXT, T
 from perf_callbacks.report.tiles import tiles
 from perf_callbacks.report.units import DASH, duration
 from perf_callbacks.report.work_rate import WorkRate
-
-FAIL_OVER = 0.05
-"""Relative change that counts as worse or better, as in `perf-callbacks compare`."""
-
-LONGEST = 200
 
 DECISIVE = (
     "program",
@@ -54,7 +51,7 @@ def add(content: dict[str, Any], notes: list[str], fit: FitHistory, other: FitHi
     }
     comparison: Comparison | None
     try:
-        comparison = compare([fit.last], [other.last], fail_over=FAIL_OVER)
+        comparison = compare([fit.last], [other.last], fail_over=NOTABLE)
     except (ArithmeticError, LookupError, ValueError):  # impossible values in a journal, or a run without steps
         comparison = None
     differences = dict(_facts(fit, other)) | dict({} if comparison is None else comparison.differences)
@@ -79,7 +76,7 @@ def _comparison(comparison: Comparison) -> Table:
     note = [f"{comparison_text.verdict(comparison)}. Measured steps: {steps}."]
     for reason in dict.fromkeys(comparison.not_compared.values()) if alike else ():
         names = [name for name, why in comparison.not_compared.items() if why == reason]
-        note.append(f"No verdict on {', '.join(names)}: {clean(reason, LONGEST)}.")
+        note.append(f"No verdict on {', '.join(names)}: {clean(reason, LONGEST_TEXT)}.")
     return Table("Comparison", [("metric", LABEL), *columns, ("verdict", TEXT)], rows, " ".join(note))
 
 
@@ -95,7 +92,7 @@ def _facts(fit: FitHistory, other: FitHistory) -> Iterator[tuple[str, tuple[Any,
 
 def _table(differences: Values) -> Table | None:
     rows = [
-        (clean(WORDS.get(name, name)).replace("_", " "), clean(a, LONGEST), clean(b, LONGEST))
+        (clean(WORDS.get(name, name)).replace("_", " "), clean(a, LONGEST_TEXT), clean(b, LONGEST_TEXT))
         for name, (a, b) in differences.items()
     ]
     columns = [("what", TEXT), ("A", CODE), ("B", CODE)]

@@ -4,9 +4,9 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from perf_callbacks.flops.peaks.peak_rates import TERA
 from perf_callbacks.kernel.records.fit_records import SCHEMA
 from perf_callbacks.kernel.records.machine_records import Memory
+from perf_callbacks.kernel.units import TERA
 from perf_callbacks.report import charts, module_table, overlay, profile_section, run_title, tables
 from perf_callbacks.report.cards import verdict
 from perf_callbacks.report.events import marks

@@ -5,6 +5,8 @@ from dataclasses import asdict
 from typing import Any
 
 from perf_callbacks.kernel.records.profile_record import Profile
+from perf_callbacks.kernel.settings.config import LONGEST_TEXT
+from perf_callbacks.profiles.heaviest import MOST_HEAVIEST
 from perf_callbacks.report import charts, module_times, profile_text, units
 from perf_callbacks.report.history import Attempt, FitHistory, possible
 from perf_callbacks.report.layout import clean
@@ -13,14 +15,10 @@ from perf_callbacks.report.units import DASH, duration, percent
 
 MOST_PROFILES = 6
 
-MOST_MODULES = 10
-
 MOST_CLASSES = 7
 """Kernel classes with a part of a bar. Further ones share the part "other classes"."""
 
 BARS = ("profile_time", "profile_classes")
-
-LONGEST = 200
 
 
 def found(fit: FitHistory) -> list[tuple[int, Attempt, Profile]]:
@@ -52,7 +50,7 @@ def _part(fit: FitHistory, rank: int, attempt: Attempt, profile: Profile) -> dic
     return {
         "title": title[0].upper() + title[1:],
         "text": profile_text.sentences(profile),
-        "trace": None if profile.trace is None else clean(profile.trace, LONGEST),
+        "trace": None if profile.trace is None else clean(profile.trace, LONGEST_TEXT),
         "profile_time": _time(profile),
         "profile_classes": _classes(profile),
         "tables": {name: asdict(table) for name, table in tables.items() if table is not None},
@@ -90,7 +88,11 @@ def _operations(profile: Profile) -> Table | None:
         work = (DASH, DASH) if profile.flops else ("", "")
         if profile.flops and operation.flops is not None:
             work = (units.count(operation.flops), percent(operation.flops / profile.flops))
-        cells = (clean(operation.name, LONGEST), clean(operation.shapes or "", LONGEST), clean(operation.kind))
+        cells = (
+            clean(operation.name, LONGEST_TEXT),
+            clean(operation.shapes or "", LONGEST_TEXT),
+            clean(operation.kind),
+        )
         rows.append(
             (*cells, f"{operation.calls:,}", duration(operation.seconds), _share(operation.seconds, busy), *work)
         )
@@ -108,18 +110,18 @@ def _modules(fit: FitHistory, attempt: Attempt, profile: Profile) -> Table | Non
     if not rows:
         return None
     headings, *cells = rows
-    rest = f" The ten heaviest of {len(cells)} rows." if len(cells) > MOST_MODULES else ""
+    rest = f" The ten heaviest of {len(cells)} rows." if len(cells) > MOST_HEAVIEST else ""
     columns = [(heading, NUMBER if place else CODE) for place, heading in enumerate(headings)]
-    shown = [(clean(name, LONGEST), *others) for name, *others in cells[:MOST_MODULES]]
+    shown = [(clean(name, LONGEST_TEXT), *others) for name, *others in cells[:MOST_HEAVIEST]]
     return Table("Time by module", columns, shown, f"Share: of the busy time.{rest}")
 
 
 def _copies(profile: Profile) -> Table | None:
     rows = [
         (
-            clean(copy.operation, LONGEST),
+            clean(copy.operation, LONGEST_TEXT),
             clean(copy.kind),
-            clean(copy.line or "", LONGEST),
+            clean(copy.line or "", LONGEST_TEXT),
             f"{copy.calls:,}",
             duration(copy.seconds),
             _share(copy.seconds, profile.busy_seconds),
@@ -132,7 +134,7 @@ def _copies(profile: Profile) -> Table | None:
 
 def _waits(profile: Profile) -> Table | None:
     rows: Sequence[tuple[str, ...]] = [
-        (clean(line, LONGEST), duration(seconds), _share(seconds, profile.span_seconds))
+        (clean(line, LONGEST_TEXT), duration(seconds), _share(seconds, profile.span_seconds))
         for line, seconds in profile.sync_seconds.items()
         if seconds >= profile_text.LEAST_ROW * profile.span_seconds
     ]

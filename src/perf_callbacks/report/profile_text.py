@@ -4,10 +4,9 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 from perf_callbacks.kernel.records.module_records import ITSELF
 from perf_callbacks.kernel.records.profile_record import Profile, ProfiledCopy, ProfiledOperation
+from perf_callbacks.kernel.records.shares import WORTH
 from perf_callbacks.report.layout import COLUMNS, aligned, clean, ends, joined, wrapped
 from perf_callbacks.report.units import DASH, count, duration
-
-LEAST_SHARE = 0.01
 
 LEAST_ROW = 0.001
 """Smallest share of the time of copies and waits in a table."""
@@ -118,7 +117,7 @@ def _busy(profile: Profile) -> str:
 
 
 def _idle(profile: Profile) -> Iterable[str]:
-    shown = [item for item in profile.idle_seconds.items() if item[1] >= LEAST_SHARE * profile.span_seconds]
+    shown = [item for item in profile.idle_seconds.items() if item[1] >= WORTH * profile.span_seconds]
     if not shown:
         return
     texts = _CPU_CAUSES if profile.timeline == "cpu" else _CAUSES
@@ -130,7 +129,7 @@ def _idle(profile: Profile) -> Iterable[str]:
 
 
 def _classes(profile: Profile) -> Iterable[str]:
-    most = [item for item in profile.class_seconds.items() if item[1] >= LEAST_SHARE * profile.busy_seconds][:3]
+    most = [item for item in profile.class_seconds.items() if item[1] >= WORTH * profile.busy_seconds][:3]
     if most:
         shares = [f"{_CLASSES.get(kind, clean(kind))} ({_part(time, profile.busy_seconds)})" for kind, time in most]
         yield f"The busy time went to {_listed(shares)}."

@@ -5,14 +5,13 @@ from typing import get_args
 
 from perf_callbacks.kernel.records.fit_records import Summary
 from perf_callbacks.kernel.records.journal_ends import FitEnds
+from perf_callbacks.kernel.settings.config import LONGEST_TEXT
 from perf_callbacks.report.history import finite
 from perf_callbacks.report.layout import clean
 from perf_callbacks.report.rank_pace import RankPace
 from perf_callbacks.report.recorded_run import RecordedRun, State, hangs, sign, stalled_seconds
 
 PREFIX = "perf_callbacks_"
-
-LONGEST_LABEL = 200
 
 Labels = Mapping[str, str]
 
@@ -51,7 +50,7 @@ def _escaped(text: str) -> str:
     >>> print(_escaped('a"b' + chr(92) + chr(10)))
     a\"b\\?
     """
-    return clean(text, LONGEST_LABEL).replace("\\", "\\\\").replace('"', '\\"')
+    return clean(text, LONGEST_TEXT).replace("\\", "\\\\").replace('"', '\\"')
 
 
 def _families(run: RecordedRun, paces: Sequence[RankPace]) -> Iterator[MetricFamily]:

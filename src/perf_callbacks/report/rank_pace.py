@@ -8,6 +8,7 @@ from pathlib import Path
 from perf_callbacks.kernel.records.fit_records import Gc, Span, Steps
 from perf_callbacks.kernel.records.journal_ends import FitEnds
 from perf_callbacks.kernel.records.rank_records import Stall, Straggler
+from perf_callbacks.kernel.records.shares import WORTH
 from perf_callbacks.report import events
 from perf_callbacks.report.events import JournalEvent
 from perf_callbacks.report.history import finite
@@ -19,9 +20,6 @@ RECENT_SECONDS, RECENT_STEPS = 60.0, 100
 
 MOST_BEHIND = 256
 """A journal that lacks more of the latest steps, for example because it is full, gives no pace."""
-
-COSTLY = 0.01
-"""Least share of the job's time that a reported slow rank cost. Smaller losses are too common."""
 
 LONG_PAUSE, LONG_SHARE = 0.01, 0.1
 """Least seconds, and least share of a step, of a garbage collection that is listed as an event."""
@@ -136,5 +134,5 @@ def recent_losses(run: RecordedRun) -> list[RecentLoss]:
         key = (slow.ranks or (slow.rank,), slow.cause)
         old = losses.get(key, RecentLoss(*key, 0.0, 0))
         losses[key] = RecentLoss(*key, old.seconds + slow.seconds_lost, old.steps + slow.steps)
-    costly = [loss for loss in losses.values() if loss.seconds >= COSTLY * min(recent, lead.seconds)]
+    costly = [loss for loss in losses.values() if loss.seconds >= WORTH * min(recent, lead.seconds)]
     return sorted(costly, key=lambda loss: loss.seconds, reverse=True)

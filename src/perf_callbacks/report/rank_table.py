@@ -4,9 +4,10 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from perf_callbacks.kernel.records.journal_ends import FitEnds
+from perf_callbacks.kernel.records.shares import WORTH
 from perf_callbacks.report.history import finite
 from perf_callbacks.report.layout import clean
-from perf_callbacks.report.rank_pace import COSTLY, RankPace, RecentLoss
+from perf_callbacks.report.rank_pace import RankPace, RecentLoss
 from perf_callbacks.report.recorded_run import RecordedRun, own_stall, sign, stalled_seconds
 from perf_callbacks.report.series import STAGES
 from perf_callbacks.report.styled_lines import NARROW, Line, Style, cut_left, styled
@@ -97,7 +98,7 @@ def _costs(run: RecordedRun) -> dict[int, tuple[float, str]]:
     stragglers = None if run.summary is None else run.summary.stragglers
     costs: dict[int, tuple[float, str]] = {}
     for ranks, cause, seconds, _ in stragglers.named() if stragglers is not None else ():
-        if finite(seconds) is not None and stragglers is not None and seconds >= COSTLY * max(0.0, stragglers.seconds):
+        if finite(seconds) is not None and stragglers is not None and seconds >= WORTH * max(0.0, stragglers.seconds):
             for rank in ranks:
                 costs.setdefault(rank, (seconds, cause))
     return costs

@@ -5,8 +5,10 @@ from collections.abc import Iterator, Mapping
 from html import escape
 from typing import Any, TypeVar
 
+from perf_callbacks.kernel.process.stacks import MOST_FRAMES
 from perf_callbacks.kernel.records.fit_records import SCHEMA, Summary
 from perf_callbacks.kernel.records.interim import path_of
+from perf_callbacks.kernel.settings.config import LONGEST_RECORDED
 from perf_callbacks.report import cards, run_title
 from perf_callbacks.report.history import finite
 from perf_callbacks.report.layout import COLUMNS, INDENT, clean, listed, wrapped
@@ -16,10 +18,6 @@ from perf_callbacks.report.units import duration, long_duration, when
 T = TypeVar("T")
 
 MOST_STACKS = 2
-
-MOST_FRAMES = 20
-
-LONGEST_TEXT = 2000
 
 _HTML = '<div><b>{}</b><pre style="white-space: pre-wrap; margin: 0.5em 0 0">{}</pre></div>'
 """The style is inside the element, because a style sheet would change the whole notebook."""
@@ -82,7 +80,7 @@ def stacks(run: RecordedRun, most_frames: int = MOST_FRAMES) -> Iterator[str]:
             who = f"rank {stall.rank} in {clean(stall.stage)}" if run.lead.run.world_size > 1 else clean(stall.stage)
             process = "" if pid is None else f" (process {pid})"
             yield f"stack of {who}{process}, innermost line last:"
-            yield from (f"  {clean(frame, LONGEST_TEXT)}" for frame in stall.stack[-most_frames:])
+            yield from (f"  {clean(frame, LONGEST_RECORDED)}" for frame in stall.stack[-most_frames:])
     others = [stall.rank for stall, _ in run.hanging[MOST_STACKS:]]
     if others:
         yield f"stacks of ranks {listed(others)} are in their journals"
@@ -91,10 +89,10 @@ def stacks(run: RecordedRun, most_frames: int = MOST_FRAMES) -> Iterator[str]:
 def _about(run: RecordedRun) -> Iterator[str]:
     record = run.lead.run
     ranks = max(record.world_size, len(run.ranks))
-    yield clean(run_title.title(record), LONGEST_TEXT)
-    yield clean(run_title.details(record, ranks), LONGEST_TEXT)
+    yield clean(run_title.title(record), LONGEST_RECORDED)
+    yield clean(run_title.details(record, ranks), LONGEST_RECORDED)
     started = when(record.started_unix)
-    yield f"{clean(run.directory, LONGEST_TEXT)}, started {started}, run {clean(record.run_id)}"
+    yield f"{clean(run.directory, LONGEST_RECORDED)}, started {started}, run {clean(record.run_id)}"
 
 
 def notes(run: RecordedRun) -> Iterator[str]:
@@ -194,4 +192,4 @@ def cleaned(value: T) -> T:
 
 
 def _text(text: str) -> str:
-    return clean(text.replace("\n", " "), LONGEST_TEXT)
+    return clean(text.replace("\n", " "), LONGEST_RECORDED)

@@ -5,16 +5,13 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from perf_callbacks.kernel.records.fit_records import Run
+from perf_callbacks.kernel.settings.config import LONGEST_TEXT
 from perf_callbacks.report.history import FitHistory
 from perf_callbacks.report.layout import clean, few
 from perf_callbacks.report.opening_card import TIMELINES
 from perf_callbacks.report.units import count, when
 
 LONGEST = 48
-
-MOST_COMMAND, MOST_FACT = 600, 120
-
-MOST_HOSTS = 4
 
 
 def title(run: Run) -> str:
@@ -63,14 +60,14 @@ def heading(fit: FitHistory) -> dict[str, Any]:
     return {
         "run": run.run_id,
         "name": title(run),
-        "command": clean(run.command_line, MOST_COMMAND) if run.command_line else "",
-        "facts": [(name, clean(text, MOST_FACT)) for name, text in facts if text],
+        "command": clean(run.command_line, LONGEST_TEXT) if run.command_line else "",
+        "facts": [(name, clean(text, LONGEST_TEXT)) for name, text in facts if text],
         "version": f"perf_callbacks {run.versions.get('perf_callbacks', '')}".strip(),
     }
 
 
 def hosts(fit: FitHistory) -> str:
-    return few(sorted({attempt.run.host for attempt in fit.last if attempt.run.host}), MOST_HOSTS)
+    return few(sorted({attempt.run.host for attempt in fit.last if attempt.run.host}))
 
 
 def _short(text: str) -> str:

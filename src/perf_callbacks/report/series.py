@@ -13,10 +13,11 @@ from perf_callbacks.report.history import TIMES, Attempt, FitHistory
 
 BUCKETS = 2000
 
+MOST_DRAWN = 300
+"""Slow steps, and events of a kind."""
+
 SLOW = 1.5
 """Least time of a slow step, in median step times of its rank."""
-
-OUTLIERS = 250
 
 SAMPLED = 5_000
 """Medians come from a sample of fewer than twice as many steps."""
@@ -218,9 +219,9 @@ def outliers(fit: FitHistory, usual: Mapping[int, Mapping[str, float]], within: 
         slow = [place for place in range(lower, upper) if times[place] > floor]
         steps += [
             Outlier(attempt.step[place], rank, times[place], attempt.excluded.get(attempt.step[place]))
-            for place in nlargest(OUTLIERS, slow, key=times.__getitem__)
+            for place in nlargest(MOST_DRAWN, slow, key=times.__getitem__)
         ]
-    return sorted(nlargest(OUTLIERS, steps, key=lambda step: step.seconds), key=lambda step: (step.step, step.rank))
+    return sorted(nlargest(MOST_DRAWN, steps, key=lambda step: step.seconds), key=lambda step: (step.step, step.rank))
 
 
 def short(values: Iterable[float | None], digits: int = 4) -> list[float | None]:

@@ -13,6 +13,8 @@ from perf_callbacks.kernel.process import packages
 from perf_callbacks.kernel.records.fit_records import Checklist, Finding, Gc, Span, Summary
 from perf_callbacks.kernel.records.flops_record import Flops
 from perf_callbacks.kernel.records.rank_records import Stall
+from perf_callbacks.kernel.settings.config import LONGEST_RECORDED
+from perf_callbacks.kernel.units import GB
 from perf_callbacks.report import units
 from perf_callbacks.report.history import FitHistory
 from perf_callbacks.report.series import OWN, STAGES, WAITING, Outlier, kept
@@ -22,13 +24,9 @@ from perf_callbacks.stragglers.text import NAMES, REMEDIES, rank_numbers, verdic
 TEXT, NUMBER, CODE, LABEL = "text", "number", "code", "label"
 """Kinds of columns. The page never breaks a `LABEL` into several lines."""
 
-GIGA = 1e9
-
 MOST_ROWS = 50
 
 MOST_SLOW = 12
-
-MOST_FACT = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,10 +147,7 @@ def uncounted(count: Flops, summary: Summary | None) -> Table:
     rows = [
         *[("not counted", name, f"{calls:,} calls") for name, calls in count.uncounted.items()],
         *[("error in counting", name, f"{calls:,} calls") for name, calls in count.errors.items()],
-        *[
-            ("large copy", f"{name} {shape}", size(count_of_bytes / GIGA))
-            for name, shape, count_of_bytes in count.copies
-        ],
+        *[("large copy", f"{name} {shape}", size(count_of_bytes / GB)) for name, shape, count_of_bytes in count.copies],
         *[("host waits for the device", line, f"{times:,} times") for line, times in count.reads.items()],
         *[("values read by Python", line, f"{times:,} values") for line, times in count.values_read.items()],
     ]
@@ -283,18 +278,18 @@ def environment(fit: FitHistory) -> Table:
         "samples per batch": run.batch,
     }
     rows = [
-        *[(name, _value(value, MOST_FACT), "") for name, value in facts.items() if value is not None],
+        *[(name, _value(value), "") for name, value in facts.items() if value is not None],
         (f"start of attempt {run.attempt}", when(run.started_unix), ""),
         *[(name, version, "") for name, version in run.versions.items() if name in packages.NAMED],
     ]
     others = [f"{name} {version}" for name, version in run.versions.items() if name not in packages.NAMED]
     if others:
-        rows.append(("other packages", _value(", ".join(others), MOST_FACT), ""))
+        rows.append(("other packages", _value(", ".join(others)), ""))
     for name, value in run.config.items():
         origin = "environment" if name in run.from_env else run.from_file.get(name, "")
         rows.append((name, _value(value), origin))
     return Table("Run, versions and settings", [("name", TEXT), ("value", CODE), ("set by", TEXT)], rows)
 
 
-def _value(value: object, most: int = 200) -> str:
-    return re.sub(r"\s+", " ", str(value))[:most]
+def _value(value: object) -> str:
+    return re.sub(r"\s+", " ", str(value))[:LONGEST_RECORDED]

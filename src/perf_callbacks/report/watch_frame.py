@@ -9,6 +9,7 @@ from heapq import nlargest
 from math import fsum
 from typing import NamedTuple
 
+from perf_callbacks.kernel.process.stacks import MOST_FRAMES
 from perf_callbacks.report import run_card, run_title
 from perf_callbacks.report.cards import STALL
 from perf_callbacks.report.history import finite
@@ -19,6 +20,7 @@ from perf_callbacks.report.recorded_run import RecordedRun
 from perf_callbacks.report.styled_lines import NARROW, Line, Style, StyledText, cut, cut_left, styled
 from perf_callbacks.report.units import duration, long_duration, percent, rate
 from perf_callbacks.stragglers import text as straggler_text
+from perf_callbacks.stragglers.text import WORTH_A_LINE
 
 MOST_RANKS = 16
 
@@ -38,8 +40,6 @@ LATE_SECONDS = 10.0
 LEAST_COLUMNS = 20
 
 LONGEST_BAR = 60
-
-LEAST_SHARE = 0.005
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -159,7 +159,7 @@ def _loss(loss: RecentLoss) -> str:
 def _stacks(run: RecordedRun, size: TerminalSize, free: int | None) -> Iterator[Line]:
     """Of the ranks that hang. Long lines are cut at the left. If rows are few, drop outer lines."""
     shown = max(1, min(len(run.hanging), run_card.MOST_STACKS))
-    frames = run_card.MOST_FRAMES
+    frames = MOST_FRAMES
     if size.rows is not None and free is not None:
         room = min(max(STACK_SHARE * size.rows, shown * (LEAST_FRAMES + 1)), free - 1)
         frames = max(1, min(frames, int(room / shown) - 1))
@@ -218,7 +218,7 @@ def _stages(run: RecordedRun, lead: RankPace, columns: int) -> Iterator[Line]:
     most = max(0, min(LONGEST_BAR, columns - (25 if narrow else 34)))
     for name, seconds in lead.stages.items():
         share = seconds / whole
-        if share < LEAST_SHARE:
+        if share < WORTH_A_LINE:
             continue
         stage = clean(name.removesuffix("_time"))
         bar = ("█" * round(share * most)).ljust(most)

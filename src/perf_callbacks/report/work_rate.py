@@ -12,8 +12,6 @@ from perf_callbacks.report.layout import clean, few
 from perf_callbacks.report.series import StepSeries
 from perf_callbacks.report.units import duration, percent, speed
 
-MOST_NAMES = 5
-
 
 @dataclass(frozen=True, slots=True)
 class WorkRate:
@@ -90,7 +88,7 @@ class WorkRate:
         """Operations of this run that have no FLOP formula."""
         if self.count is None or not self.at_least:
             return ""
-        return few([clean(name) for name in self.count.uncounted], MOST_NAMES)
+        return few([clean(name) for name in self.count.uncounted])
 
     def values(self) -> Iterator[Value]:
         if self.per_second is None:

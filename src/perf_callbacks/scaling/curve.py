@@ -4,6 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
+from perf_callbacks.flops.by_shape.shape_counts import SAME
+from perf_callbacks.kernel.records.shares import WORTH
 from perf_callbacks.kernel.settings.config import ConfigError
 from perf_callbacks.report import comparability, comparison_text, machine_load
 from perf_callbacks.report.batch_means import (
@@ -13,7 +15,7 @@ from perf_callbacks.report.batch_means import (
     difference_between_runs,
     mean_of_runs,
 )
-from perf_callbacks.report.comparability import SAME_AMOUNT, SAME_LENGTH, Values
+from perf_callbacks.report.comparability import SAME_LENGTH, Values
 from perf_callbacks.report.history import Attempt
 from perf_callbacks.report.machine_load import Load
 from perf_callbacks.report.series import STAGES
@@ -24,9 +26,6 @@ CONFIDENCE = 0.95
 
 FIELDS = ("parameters", "device", "timeline")
 """All runs must agree in them. The batch and the number of ranks may differ."""
-
-SMALL = 0.01
-"""The growth of a part is named only if it is at least this share of a step."""
 
 FEW_STEPS = "Not decided: one of the runs has fewer than ten measured steps."
 
@@ -71,7 +70,7 @@ class Point:
     @property
     def grown(self) -> PartGrowth | None:
         """The part that grows most; None if that is not certain, or less than 1 % of the step."""
-        least = SMALL * self.per_step / self.per_device
+        least = WORTH * self.per_step / self.per_device
         return next((part for part in self.growth[:1] if part.low > 0 and part.seconds >= least), None)
 
 
@@ -89,7 +88,7 @@ class Curve:
     def weak(self) -> bool:
         """A device does the same work per step on each number of devices (weak scaling)."""
         amounts = [self.baseline_per_step, *[amount for point in self.points for amount in point.per_step_ends]]
-        return max(amounts) - min(amounts) <= SAME_AMOUNT * max(amounts)
+        return max(amounts) - min(amounts) <= SAME * max(amounts)
 
 
 def curve(runs: Sequence[Sequence[Attempt]], baseline: Sequence[Sequence[Attempt]] = ()) -> Curve:

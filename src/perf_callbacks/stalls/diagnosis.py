@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Literal
 
+from perf_callbacks.kernel.clock import PATIENCE_STEPS
 from perf_callbacks.kernel.plural import plural
 
 FIRST_STEPS = 3
@@ -15,8 +16,7 @@ LONGER = 10
 """Times as long is the limit in the first steps of a fit, in evaluations and in checkpoints."""
 
 LEAST_SECONDS = 60.0
-MEDIAN_STEPS = 20
-"""By default, a stall is a wait of at least `LEAST_SECONDS` and so many times the median step."""
+"""By default, a stall is a wait of at least this, and of `PATIENCE_STEPS` times the median step."""
 
 KEPT_STEPS = 64
 """Latest steps for the median duration."""
@@ -82,7 +82,7 @@ class Patience:
             self._durations.append(self._step_seconds / done)
             self._step_seconds = 0.0
             if self._auto:
-                self.base = max(LEAST_SECONDS, MEDIAN_STEPS * median(self._durations))
+                self.base = max(LEAST_SECONDS, PATIENCE_STEPS * median(self._durations))
         self._seen = step, span
         return self.end()
 

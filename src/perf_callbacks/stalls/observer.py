@@ -10,13 +10,13 @@ from perf_callbacks.kernel.engine.observer import Observer
 from perf_callbacks.kernel.engine.stages import Stage
 from perf_callbacks.kernel.engine.steps import NEVER
 from perf_callbacks.kernel.fit.recorder import Recorder, log
-from perf_callbacks.kernel.fit.setup import Training
+from perf_callbacks.kernel.fit.training_objects import FitContext
 from perf_callbacks.kernel.process import stacks
 from perf_callbacks.kernel.process.stacks import Stack
 from perf_callbacks.kernel.process.watchdog import PERIOD_SECONDS, WATCHDOG
 from perf_callbacks.kernel.records.rank_records import Stall
 from perf_callbacks.kernel.records.summary_parts import StallSummary
-from perf_callbacks.kernel.settings.config import printable
+from perf_callbacks.kernel.settings.config import LONGEST_TEXT, printable
 from perf_callbacks.ranks import exchange
 from perf_callbacks.ranks.exchange import Exchange
 from perf_callbacks.stalls import workers
@@ -28,16 +28,13 @@ ALONE_SECONDS = 8.0
 
 CHANNEL = "stalls"
 
-MOST_LETTERS = 200
-"""Of an exception that a rank sends to other ranks."""
-
 NOWHERE = Stack((), "", waits=False)
 """The stack can't be read."""
 
 NO_ANSWER = " The other ranks' positions are unknown: the store of the job doesn't answer."
 
 
-def begin(recorder: Recorder, _training: Training) -> "StallWatch | None":
+def begin(recorder: Recorder, _context: FitContext) -> "StallWatch | None":
     if recorder.config.stall_after == "off":
         return None
     watch = StallWatch(recorder)
@@ -158,7 +155,7 @@ class StallWatch(Observer):
             waits=self._stack.waits,
             place=self._stack.place,
             left=self._left_at == self._engine.step,
-            failure=printable(self._recorder.failure or "")[:MOST_LETTERS] if state == ENDED else "",
+            failure=printable(self._recorder.failure or "")[:LONGEST_TEXT] if state == ENDED else "",
             worker=self._worker() if state == STALLED else "",
         )
 

@@ -11,7 +11,7 @@ from perf_callbacks.kernel.clock import monotonic, process_time
 from perf_callbacks.kernel.engine.observer import Observer
 from perf_callbacks.kernel.engine.step_reader import LONG_SECONDS
 from perf_callbacks.kernel.fit.recorder import Recorder, log
-from perf_callbacks.kernel.fit.setup import Training
+from perf_callbacks.kernel.fit.training_objects import FitContext
 from perf_callbacks.kernel.process import cpu_time
 from perf_callbacks.kernel.process.watchdog import PERIOD_SECONDS, WATCHDOG, Watchdog
 
@@ -19,7 +19,7 @@ RUNNING = 0.1
 """A process that ran, or waited for a CPU or the GIL, for at least this part of the time was not suspended."""
 
 
-def begin(recorder: Recorder, _training: Training) -> "Suspensions | None":
+def begin(recorder: Recorder, _context: FitContext) -> "Suspensions | None":
     """Return the observer, or None with several ranks: windows need the same steps of all ranks."""
     return Suspensions(WATCHDOG) if recorder.run.world_size == 1 else None
 

@@ -10,7 +10,7 @@ EXPLAINED = 0.8
 """Sizes explain local times if correcting for them lowers the spread to less than this part."""
 
 
-def without_batch_size(signals: Sequence[Signals], rest: Callable[[], object]) -> Sequence[Signals]:
+def without_batch_size(signals: Sequence[Signals], yield_gil: Callable[[], object]) -> Sequence[Signals]:
     """Subtract the seconds that larger batches explain. Medians over ranks keep a slow rank visible."""
     sized = [rank for rank in signals if WORK in rank]
     sample = sized[:: max(1, len(sized) // SAMPLE)]
@@ -20,45 +20,45 @@ def without_batch_size(signals: Sequence[Signals], rest: Callable[[], object]) -
     usual = median(sizes)
     paces: list[float] = []
     for row in sample:
-        rest()
+        yield_gil()
         paces += _paces(row)
     pace = median(paces)
-    rest()
-    return [_one(signal, usual, pace, rest) for signal in signals]
+    yield_gil()
+    return [_one(signal, usual, pace, yield_gil) for signal in signals]
 
 
-def extra_seconds(signals: Sequence[Signals], rest: Callable[[], object]) -> list[list[float]] | None:
+def extra_seconds(signals: Sequence[Signals], yield_gil: Callable[[], object]) -> list[list[float]] | None:
     """Return each batch's extra seconds over the mean size, which an unknown size counts as; negative if smaller.
 
     None: sizes don't explain local times, or a rank has none.
     """
     if not all(WORK in rank for rank in signals):
         return None
-    pace = _seconds_per_unit(signals[:: max(1, len(signals) // SAMPLE)], rest)
+    pace = _seconds_per_unit(signals[:: max(1, len(signals) // SAMPLE)], yield_gil)
     if pace is None:
         return None
     means = []
     for row in zip(*[rank[WORK] for rank in signals], strict=True):
-        rest()
+        yield_gil()
         sizes = known(row)
         means.append(math.fsum(sizes) / len(sizes) if sizes else math.nan)
     extras = []
     for rank in signals:
-        rest()
+        yield_gil()
         extra = [pace * (size - mean) for size, mean in zip(rank[WORK], means, strict=True)]
         extras.append([0.0 if math.isnan(seconds) else seconds for seconds in extra])
     return extras
 
 
-def _seconds_per_unit(signals: Sequence[Signals], rest: Callable[[], object]) -> float | None:
+def _seconds_per_unit(signals: Sequence[Signals], yield_gil: Callable[[], object]) -> float | None:
     """Return the slope of Tukey's resistant line. None: sizes don't explain local times."""
     points: list[tuple[float, float]] = []
     for rank in signals:
-        rest()
+        yield_gil()
         pairs = zip(rank[WORK], rank[LOCAL], strict=True)
         points += [(size, seconds) for size, seconds in pairs if not math.isnan(size + seconds)]
     points.sort()
-    rest()
+    yield_gil()
     third = len(points) // 3
     if not third:
         return None
@@ -68,7 +68,7 @@ def _seconds_per_unit(signals: Sequence[Signals], rest: Callable[[], object]) ->
     if small >= large or fast >= slow:
         return None
     pace = (slow - fast) / (large - small)
-    rest()
+    yield_gil()
     plain, even = [_deviation([seconds - by * size for size, seconds in points]) for by in (0.0, pace)]
     return pace if even < EXPLAINED * plain else None
 
@@ -86,8 +86,8 @@ def _paces(signals: Signals) -> list[float]:
     return known([seconds / size for seconds, size in zip(grown, signals[WORK], strict=True) if size])
 
 
-def _one(signals: Signals, usual: float, pace: float, rest: Callable[[], object]) -> Signals:
-    rest()
+def _one(signals: Signals, usual: float, pace: float, yield_gil: Callable[[], object]) -> Signals:
+    yield_gil()
     if WORK not in signals:
         return signals
     local = [

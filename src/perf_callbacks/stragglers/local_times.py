@@ -17,11 +17,10 @@ from typing_extensions import override
 from perf_callbacks.kernel.engine.marks import BACK, BEGIN, END, WAIT, Pause, StageTracker
 from perf_callbacks.kernel.engine.observer import Observer
 from perf_callbacks.kernel.engine.stages import Stage
+from perf_callbacks.kernel.units import NANOSECOND
 
 MOST_STEPS = 4096
 """Steps whose local times are kept for `take`."""
-
-NANOSECONDS = 1e-9
 
 
 class Moment(NamedTuple):
@@ -227,4 +226,4 @@ def _delay(line: bytes) -> float:
     >>> _delay(b"3277653508 136843134 389")
     0.136843134
     """
-    return int(line.split()[1]) * NANOSECONDS if line else math.nan
+    return int(line.split()[1]) * NANOSECOND if line else math.nan

@@ -17,7 +17,7 @@ from perf_callbacks.kernel.engine.windows import GatheredWindow
 from perf_callbacks.kernel.failures import guard, logs
 from perf_callbacks.kernel.fit.meshes import coordinates
 from perf_callbacks.kernel.fit.recorder import Recorder, log
-from perf_callbacks.kernel.fit.setup import Training
+from perf_callbacks.kernel.fit.training_objects import FitContext
 from perf_callbacks.kernel.foreign_errors import let_pass
 from perf_callbacks.kernel.process.waits import WAITS, in_compiled_code
 from perf_callbacks.kernel.process.watchdog import WATCHDOG
@@ -47,7 +47,7 @@ MOST_TOLD = 8
 """Most warnings about slow ranks in the log, and stragglers with lost seconds in a summary."""
 
 
-def begin(recorder: Recorder, training: Training) -> Observer | None:
+def begin(recorder: Recorder, context: FitContext) -> Observer | None:
     """Rank 0's setting holds for all ranks. A single process needs timed stages, to find causes."""
     if recorder.run.world_size == 1:
         if recorder.config.stragglers == "off" or recorder.run.unstaged is not None:
@@ -59,7 +59,7 @@ def begin(recorder: Recorder, training: Training) -> Observer | None:
     if ranks is None or (ranks.job_settings is not None and not ranks.signals):
         return None
     with guard(logs(log.warning, NO_MORE)):
-        return RanksWatch(recorder, ranks, training)
+        return RanksWatch(recorder, ranks, context)
     return None
 
 
@@ -156,8 +156,8 @@ class _StragglerWatch(Observer):
 class RanksWatch(_StragglerWatch):
     """Computes the signals of this rank. On rank 0, compares the signals of all ranks."""
 
-    def __init__(self, recorder: Recorder, ranks: Exchange, training: Training) -> None:
-        model = training.model
+    def __init__(self, recorder: Recorder, ranks: Exchange, context: FitContext) -> None:
+        model = context.model
         self._device, self._staged = recorder.run.timeline == "device", recorder.run.unstaged is None
         self._sharded = gradient_moments.sharded(model)
         super().__init__(
@@ -170,17 +170,17 @@ class RanksWatch(_StragglerWatch):
         """First step in this rank's newest window; and after all analysed windows."""
         self._failed, self._compares = False, True
         if self._staged and not self._device:  # a hook for gradients would run on the host, ahead of the device
-            self._local = self._local_times(training)
+            self._local = self._local_times(context)
         ranks.set_reader(self.window_gathered)
 
-    def _local_times(self, training: Training) -> LocalTimes:
+    def _local_times(self, context: FitContext) -> LocalTimes:
         """If parameters are sharded, the tape shows all waits, and no hook is needed."""
-        model, called = training.model, None
+        model, called = context.model, None
         parameter = None if self._sharded else gradient_moments.last_parameter(model)
         if parameter is None:
             return LocalTimes(deque(), reduced=False)
         with guard(let_pass):  # an integration's objects may be anything
-            called = training.setup().called
+            called = context.objects().called
         wrapper = gradient_moments.wrapper_of(model, called)
         self._moments = GradientMoments(parameter, self._recorder.clock, wrapper)  # closes when it is freed
         self._recorder.patches.add(self._moments.close)

@@ -63,7 +63,7 @@ class Peers:
     def sample(self) -> range:
         return range(0, len(self.ranks), max(1, len(self.ranks) // SAMPLE))
 
-    def compare(self, rest: Callable[[], object]) -> Iterator[Compared]:
+    def compare(self, yield_gil: Callable[[], object]) -> Iterator[Compared]:
         """Only steps in which enough ranks have a known time are compared."""
         alone = len(self.ranks) == 1
         usual = median(known(self.signals[0][LOCAL])) if alone else 0.0
@@ -74,7 +74,7 @@ class Peers:
         if self.waits_hidden and len(self.ranks) == 2:  # noqa: PLR2004 the other rank may be slow, and this one waits
             causes = [cause for cause in causes if cause != DEVICE]
         for step, row in enumerate(zip(*[signals[LOCAL] for signals in self.signals], strict=True)):
-            rest()
+            yield_gil()
             places: Collection[int] = range(len(row))
             sample: Sequence[float] = row[::stride]
             if math.isnan(sum(row)):
@@ -108,11 +108,11 @@ class Peers:
         columns = [self.column(place, cause) for place in self.sample]
         return statistics.median_low([max(0.0, column[step] - usual) for column, usual in columns])
 
-    def explain(self, place: int, rest: Callable[[], object]) -> dict[str, float]:
+    def explain(self, place: int, yield_gil: Callable[[], object]) -> dict[str, float]:
         """Return the part of a slow rank's excess that each large cause explains, the largest first."""
         excess = {}
         for cause in CAUSES:
-            rest()
+            yield_gil()
             excess[cause] = self.more(place, cause)
         least = LEAST_PART * sum([seconds for seconds in excess.values() if seconds > 0])
         causes = {cause: seconds for cause, seconds in excess.items() if seconds > least}

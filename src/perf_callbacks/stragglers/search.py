@@ -83,11 +83,11 @@ class Stragglers:
         numbers: Sequence[int],
         ranks: Mapping[int, Signals],
         roles: Mapping[int, Mapping[str, int]] | None = None,
-        rest: Callable[[], object] = lambda: None,
+        yield_gil: Callable[[], object] = lambda: None,
     ) -> list[Straggler]:
-        """Leave out ranks without one value per step. `rest` is called after slices of less than a millisecond."""
+        """Leave out ranks without one value per step. `yield_gil` is called after slices of less than a millisecond."""
         roles = roles or {}
-        work, self.other_work = _groups(len(numbers), ranks, roles, rest)
+        work, self.other_work = _groups(len(numbers), ranks, roles, yield_gil)
         for kind in self._sets.keys() - {kind for _, kind in work}:
             del self._sets[kind]
         if not work:
@@ -99,10 +99,10 @@ class Stragglers:
         teams: dict[_Kind, list[_Compared]] = {}
         for like in sorted(work, key=repr):
             group = sorted(work[like])
-            rest()
+            yield_gil()
             signals = [ranks[rank] for rank in group]
-            peers = Peers(group, without_batch_size(signals, rest))
-            compared = [*peers.compare(rest)]
+            peers = Peers(group, without_batch_size(signals, yield_gil))
+            compared = [*peers.compare(yield_gil)]
             events = self._groups.setdefault(like, _Group()).find(numbers, peers, compared, usual)
             stragglers += events
             teams.setdefault(like[1], []).append(_Compared(peers, signals, compared, events))
@@ -112,7 +112,7 @@ class Stragglers:
             durations = dict(zip(numbers, step_seconds, strict=True))
             costs: list[tuple[float, UnevenLoss]] = []
             for kind, team in teams.items():
-                slow, seconds, lost = self._team(kind, team, durations, roles, rest)
+                slow, seconds, lost = self._team(kind, team, durations, roles, yield_gil)
                 stragglers += slow
                 costs.append((seconds, lost))
             self._add(*max(costs, key=itemgetter(0)))
@@ -134,7 +134,7 @@ class Stragglers:
         team: Sequence["_Compared"],
         durations: Mapping[int, float],
         roles: Mapping[int, Mapping[str, int]],
-        rest: Callable[[], object],
+        yield_gil: Callable[[], object],
     ) -> tuple[list[Straggler], float, UnevenLoss]:
         """Return the sets of slow ranks among all ranks of one kind, their cost, and the cost that is no rank's fault.
 
@@ -145,10 +145,10 @@ class Stragglers:
         steps = [step for step in steps if not math.isnan(durations[numbers[step]])]
         if not steps or sum([len(group.peers.ranks) for group in team]) < 2:  # noqa: PLR2004 two ranks can be compared
             return [], 0.0, UnevenLoss()
-        stages = [group.stage(numbers, steps, rest) for group in team]
+        stages = [group.stage(numbers, steps, yield_gil) for group in team]
         kept = [numbers[step] for step in steps]
         seconds = [durations[number] for number in kept]
-        window = ComparedWindow(kept, median(seconds), stages, rest)
+        window = ComparedWindow(kept, median(seconds), stages, yield_gil)
         sets = self._sets.setdefault(kind, SlowSets())
         sets.keep(window)
         if undecided := window.undecided():
@@ -156,7 +156,7 @@ class Stragglers:
             window.excess = {rank: seconds for rank, seconds in window.excess.items() if rank not in undecided}
             return sets.find(window), 0.0, UnevenLoss()
         replicas = {rank: replica(roles.get(rank, {})) for rank in window.ranks} if len(team) > 1 else {}
-        lost = uneven(window, replicas, sum(seconds), rest)
+        lost = uneven(window, replicas, sum(seconds), yield_gil)
         saved = lost.seconds + sum([event.seconds_lost for group in team for event in group.events])
         if window.excess:
             saved += sum(window.longest()) - lost.healthy
@@ -211,9 +211,9 @@ class _Compared:
     steps: Sequence[Compared]
     events: Sequence[Straggler]
 
-    def stage(self, numbers: Sequence[int], steps: Sequence[int], rest: Callable[[], object]) -> ComparedStage:
+    def stage(self, numbers: Sequence[int], steps: Sequence[int], yield_gil: Callable[[], object]) -> ComparedStage:
         """Return the ranks' local times in `steps`, without the seconds that stragglers cost in single steps."""
-        extras = extra_seconds(self.signals, rest)
+        extras = extra_seconds(self.signals, yield_gil)
         lost: dict[tuple[int, int], float] = {}
         for event in self.events:
             lost[event.rank, event.step] = lost.get((event.rank, event.step), 0.0) + event.seconds_lost
@@ -222,7 +222,7 @@ class _Compared:
         times: list[Sequence[float]] = []
         even: list[Sequence[float]] = []
         for place, (rank, signals) in enumerate(zip(self.peers.ranks, self.signals, strict=True)):
-            rest()
+            yield_gil()
             column: Sequence[float] = signals[LOCAL]
             if rank in hit:
                 column = [
@@ -270,13 +270,13 @@ class _Group:
 
 
 def _groups(
-    steps: int, ranks: Mapping[int, Signals], roles: Mapping[int, Mapping[str, int]], rest: Callable[[], object]
+    steps: int, ranks: Mapping[int, Signals], roles: Mapping[int, Mapping[str, int]], yield_gil: Callable[[], object]
 ) -> tuple[dict[tuple[Role, _Kind], list[int]], int]:
     """Return groups of the same work and the same measure, and the number of ranks with unknown or unique work."""
     work: dict[tuple[Role, _Kind], list[int]] = {}
     measured = 0
     for rank, signals in ranks.items():
-        rest()
+        yield_gil()
         if len(signals.get(LOCAL, ())) == steps:
             measured += 1
             role = roles.get(rank, {})

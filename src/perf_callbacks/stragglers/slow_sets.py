@@ -12,6 +12,7 @@ from itertools import accumulate
 from statistics import median_low, stdev
 
 from perf_callbacks.kernel.records.rank_records import Straggler
+from perf_callbacks.kernel.records.shares import WORTH
 from perf_callbacks.stragglers.peers import DEVICE, HOST, Peers, low, median
 
 SLOW_SHARE = 0.05
@@ -34,9 +35,6 @@ LONG_WINDOWS, LONG_STEPS = 2, 30
 
 MOST = 0.9
 """The named set must explain this part of the time that all candidates together cost the job."""
-
-LEAST_WIN = 0.01
-"""No set is named if all candidates would save less than this part of a window, as if nobody waits for them."""
 
 MICRO_BATCHES = 32
 """Assumed micro-batches of a pipeline: a stage waits in each step for the first one, 1/32 of the earlier stages'
@@ -78,7 +76,7 @@ class ComparedStage:
     before: float = 0.0
     """Seconds per step in which earlier pipeline stages are busy and this stage is idle."""
 
-    def examine(self, step_seconds: float, rest: Callable[[], object]) -> dict[int, float]:
+    def examine(self, step_seconds: float, yield_gil: Callable[[], object]) -> dict[int, float]:
         """Set the healthy pace, and return the seconds per step by which slow ranks exceed it."""
         self.pace = low([median(self.even[place]) for place in self.peers.sample])
         if len(self.peers.ranks) == 1:
@@ -86,7 +84,7 @@ class ComparedStage:
         least = SLOW_SHARE * step_seconds
         excess = {}
         for place, column in enumerate(self.even):
-            rest()
+            yield_gil()
             # A fast test: a mean this low has no median above the limit, unless many steps are faster than the pace.
             if sum(column) <= (self.pace + least / 2) * len(column):
                 continue
@@ -116,7 +114,7 @@ class ComparedWindow:
     seconds: float
     """Of the median step."""
     stages: Sequence[ComparedStage]
-    rest: Callable[[], object]
+    yield_gil: Callable[[], object]
     excess: dict[int, float] = field(default_factory=dict)
     """Of each slow rank over the healthy pace of its stage, per step."""
     _where: dict[int, tuple[ComparedStage, int]] = field(default_factory=dict)
@@ -124,9 +122,9 @@ class ComparedWindow:
     def __post_init__(self) -> None:
         before = 0.0
         for stage in self.stages:
-            self.excess |= stage.examine(self.seconds, self.rest)
+            self.excess |= stage.examine(self.seconds, self.yield_gil)
             stage.before, before = before, before + stage.pace / MICRO_BATCHES
-            self.rest()
+            self.yield_gil()
             self._where |= {rank: (stage, place) for place, rank in enumerate(stage.peers.ranks)}
 
     def undecided(self) -> set[int]:
@@ -160,9 +158,9 @@ class ComparedWindow:
         for stage in self.stages:
             left_out = {self._where[rank][1] for rank in without if self._where[rank][0] is stage}
             columns = [column for place, column in enumerate(stage.times) if place not in left_out]
-            self.rest()
+            self.yield_gil()
             for step, row in enumerate(zip(*columns, strict=True)):
-                self.rest()
+                self.yield_gil()
                 durations[step] = max(durations[step], max(row) + stage.before)
         return durations
 
@@ -179,20 +177,20 @@ class ComparedWindow:
         order = sorted(excess, key=lambda rank: (-excess[rank], rank))
         slow = [self.longest(without=order)]
         for rank in reversed(order):
-            self.rest()
+            self.yield_gil()
             slow.append([*map(max, slow[-1], self.times(rank))])
         slow.reverse()  # slow[count]: step times without the `count` slowest ranks
         healthy = [0.0] * len(self.numbers)
         wins = [0.0]
         for count, rank in enumerate(order, 1):
-            self.rest()
+            self.yield_gil()
             healthy = [*map(max, healthy, [seconds - excess[rank] for seconds in self.times(rank)])]
             wins.append(sum(slow[0]) - sum(map(max, slow[count], healthy)))
-        if wins[-1] <= LEAST_WIN * self.seconds * len(self.numbers):
+        if wins[-1] <= WORTH * self.seconds * len(self.numbers):
             return []
         return order[: next(count for count, win in enumerate(wins) if win >= MOST * wins[-1])]
 
-    def heal(self, excess: Mapping[int, float], steps: Mapping[int, range]) -> tuple[float, list[int]]:
+    def without_excess(self, excess: Mapping[int, float], steps: Mapping[int, range]) -> tuple[float, list[int]]:
         """Subtract each rank's excess per step from its slow steps, given by position.
 
         Return the saved seconds, and the numbers of all slow steps.
@@ -201,7 +199,7 @@ class ComparedWindow:
             return 0.0, []
         lost = sum(self.longest())
         for rank, places in steps.items():
-            self.rest()
+            self.yield_gil()
             stage, place = self._where[rank]
             column = [*stage.times[place]]
             for step in places:
@@ -226,7 +224,7 @@ class ComparedWindow:
         sums: dict[str, float] = {}
         for rank in ranks:
             stage, place = self._where[rank]
-            for cause, part in stage.peers.explain(place, self.rest).items():
+            for cause, part in stage.peers.explain(place, self.yield_gil).items():
                 sums[cause] = sums.get(cause, 0.0) + part * self.excess[rank]
         whole = sum(sums.values())
         if not whole:
@@ -264,7 +262,7 @@ class SlowSets:
         ended = {rank: seconds for rank, seconds in self._told.items() if rank not in excess and rank in window.ranks}
         after = {rank: window.slow_steps(rank, seconds, at_end=False) for rank, seconds in ended.items()}
         after = {rank: steps for rank, steps in after.items() if steps}
-        records = self._records(after, ended, [window.heal(ended, after)])
+        records = self._records(after, ended, [window.without_excess(ended, after)])
         before = {rank: self._streaks.get(rank, (0, 0)) for rank in excess}
         self._streaks = {rank: (windows + 1, steps + len(everything)) for rank, (windows, steps) in before.items()}
         long = {
@@ -285,7 +283,7 @@ class SlowSets:
                 share=excess[named[0]] / window.seconds,
                 causes=self._causes,
             )
-            records += self._records(named, excess, [window.heal(excess, dict.fromkeys(named, everything))])
+            records += self._records(named, excess, [window.without_excess(excess, dict.fromkeys(named, everything))])
         self._told = {rank: excess[rank] for rank in named}
         self._before.append(window)
         while (
@@ -307,7 +305,7 @@ class SlowSets:
                 slow.discard(rank)
                 if rank in window.ranks:
                     steps[rank] = window.slow_steps(rank, excess[rank], at_end=True)
-            lost.append(window.heal(excesses, steps))
+            lost.append(window.without_excess(excesses, steps))
         return self._records(excess, excess, lost)
 
     def _records(

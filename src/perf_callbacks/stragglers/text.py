@@ -2,10 +2,10 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from perf_callbacks.kernel.plural import plural
+from perf_callbacks.kernel.plural import MOST_RANKS, plural
 from perf_callbacks.kernel.records.fit_records import Finding
 from perf_callbacks.kernel.records.summary_parts import StragglerSummary
-from perf_callbacks.stragglers.peers import DATA, DEVICE, GC, HOST, STEAL
+from perf_callbacks.stragglers.peers import DATA, DEVICE, GC, HOST, LEAST_PART, STEAL
 from perf_callbacks.stragglers.slow_sets import SlowRank
 
 NAMES = {
@@ -58,13 +58,8 @@ WORTH_A_LINE = 0.005
 
 MOST_LINES = 3
 
-SMALL = 0.1
-"""Part of a slow rank's delay above which a cause is named."""
-
 CHANCE = 0.02
 """Part of the compared time above which chance has a line of its own."""
-
-MOST_RANKS = 8
 
 
 def rank_names(ranks: Sequence[int]) -> str:
@@ -96,7 +91,7 @@ def slow_rank(slow: SlowRank, remedies: Mapping[str, str] = REMEDIES) -> str:
     >>> print(slow_rank(SlowRank(rank=3, step=200, steps=100, share=0.12, causes={})))
     rank 3 was slow in the 100 steps up to step 200: its steps take 12% longer than those of a healthy rank.
     """
-    causes = [f"{NAMES[cause]} {part:.0%}" for cause, part in slow.causes.items() if part >= SMALL]
+    causes = [f"{NAMES[cause]} {part:.0%}" for cause, part in slow.causes.items() if part >= LEAST_PART]
     why = f" ({', '.join(causes)}). Try {remedies[next(iter(slow.causes))]}." if causes else "."
     when = f"slow in the {slow.steps:,} steps up to step {slow.step:,}"
     if slow.ranks:

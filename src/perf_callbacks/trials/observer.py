@@ -7,21 +7,21 @@ from typing_extensions import override
 
 from perf_callbacks.kernel.engine.observer import Observer
 from perf_callbacks.kernel.fit.recorder import Recorder
-from perf_callbacks.kernel.fit.setup import Training
+from perf_callbacks.kernel.fit.training_objects import FitContext
 from perf_callbacks.kernel.records.fit_records import APPLIED, Checklist, Record
 from perf_callbacks.trials import changes, process
 from perf_callbacks.trials.process import TrialProcess
 
 
-def begin(recorder: Recorder, training: Training) -> "TrialFit | None":
+def begin(recorder: Recorder, context: FitContext) -> "TrialFit | None":
     trial = process.current_trial()
     if trial is None:
         return None
-    trial.own_callback = not training.armed
+    trial.own_callback = not context.armed
     observer = TrialFit(recorder, trial)
-    for row in training.checklist:
+    for row in context.checklist:
         observer.record_written(row)
-    changes.at_begin(trial, training.setup().called or training.model)
+    changes.at_begin(trial, context.objects().called or context.model)
     return observer
 
 

@@ -4,11 +4,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from perf_callbacks.flops.peaks.peak_rates import TERA, Peaks, ideal_seconds
+from perf_callbacks.flops.peaks.peak_rates import Peaks, ideal_seconds
 from perf_callbacks.flops.work import Work, beside_model
 from perf_callbacks.kernel.engine.steps import StepFlops
 from perf_callbacks.kernel.records.flops_record import Flops
 from perf_callbacks.kernel.records.module_records import heaviest
+from perf_callbacks.kernel.units import TERA
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,15 +19,22 @@ class BatchSize(NamedTuple):
     other: int  # second length, such as a decoder's; 0 without one
 
 
-Term = tuple[int, int, int]  # exponents of rows, length and second length
+class Term(NamedTuple):
+    """Exponents."""
+
+    rows: int = 0
+    length: int = 0
+    other: int = 0
+
 
 Law = tuple[Term, ...]
 
-_ROWS: Term = (1, 0, 0)
-_TOKENS: Term = (1, 1, 0)
-_OTHERS: Term = (1, 0, 1)
-_ANGLES: Term = (0, 1, 0)
-_SQUARE: Term = (1, 2, 0)
+_ONE = Term()
+_ROWS = Term(rows=1)
+_TOKENS = Term(rows=1, length=1)
+_OTHERS = Term(rows=1, other=1)
+_ANGLES = Term(length=1)
+_SQUARE = Term(rows=1, length=2)
 
 _LAWS: dict[Kind, tuple[Law, ...]] = {
     "matmul": ((_TOKENS,), (_TOKENS, _ROWS), (_TOKENS, _ANGLES), (_TOKENS, _OTHERS)),
@@ -36,17 +43,17 @@ _LAWS: dict[Kind, tuple[Law, ...]] = {
         (_SQUARE, _TOKENS),
         (_ANGLES,),
         (_SQUARE, _ANGLES),
-        (_SQUARE, (1, 0, 2), (1, 1, 1)),
+        (_SQUARE, Term(rows=1, other=2), Term(rows=1, length=1, other=1)),
     ),
     "convolution": ((_TOKENS,),),
 }
 """The simplest first. The second law of "matmul" adds an output head computed once per row, with a negative factor if
 it leaves out one token of each. Further ones add position embeddings computed once for all rows, or a decoder."""
 
-_ALIKE: tuple[Law, ...] = ((_ROWS,), ((0, 0, 0), _ROWS))
+_ALIKE: tuple[Law, ...] = ((_ROWS,), (_ONE, _ROWS))
 """For batches of equal lengths, whose FLOPs depend only on the rows."""
 
-_TERMS = tuple(sorted({(0, 0, 0), *[term for laws in _LAWS.values() for law in laws for term in law]}))
+_TERMS = tuple(sorted({_ONE, *[term for laws in _LAWS.values() for law in laws for term in law]}))
 
 _AXES = range(3)
 

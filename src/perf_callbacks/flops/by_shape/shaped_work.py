@@ -218,7 +218,7 @@ class ShapedWork(WorkModel):
             self.checked = step
         keep(self._fingerprints, key, (products, step), MOST_COUNTS)
 
-    def of(self, shapes: Sequence[ShapeKey], calls: Calls | None = None, step: int = 0) -> StepFlops | None:
+    def step_flops(self, shapes: Sequence[ShapeKey], calls: Calls | None = None, step: int = 0) -> StepFlops | None:
         if not shapes:
             self.unknowns.note(NO_BATCH)
             return None

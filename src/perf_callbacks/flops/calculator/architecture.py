@@ -56,12 +56,10 @@ class Architecture:
 
     @property
     def mlp_width(self) -> int:
-        """Width of the MLP, or of one expert."""
         return self.ffn or 4 * self.width
 
     @property
     def attention_width(self) -> int:
-        """Width of all attention heads together."""
         return (self.heads or 1) * self.head_dim if self.head_dim else self.width
 
     @property
@@ -75,6 +73,11 @@ class Architecture:
     def idle_parameters(self) -> int:
         """Number of parameters in the experts that don't process a given token."""
         return known(self.layers, "layers") * self._expert * (self.experts - self.active_experts) if self.experts else 0
+
+    @property
+    def looked_up(self) -> int:
+        """Number of parameters in embeddings that multiply nothing."""
+        return self.positions * self.width + (0 if self.tied else self.embedding)
 
     @property
     def embedding(self) -> int:
@@ -111,15 +114,13 @@ class Family(NamedTuple):
     tied: bool = False
     required: tuple[str, ...] = ()
     """Fields of `Architecture` without a default, which config.json must contain."""
-    positions: str | None = None
-    """Field of config.json with the number of position embeddings."""
 
 
 FAMILIES = {
     "bloom": Family(gated=False, tied=True),
     "gemma": Family(tied=True, required=("kv_heads", "head_dim")),
     "gemma2": Family(tied=True, required=("kv_heads", "head_dim")),
-    "gpt2": Family(gated=False, tied=True, positions="n_positions"),
+    "gpt2": Family(gated=False, tied=True),
     "gpt_neox": Family(gated=False, required=("ffn",)),
     "granite": Family(),
     "llama": Family(required=("ffn",)),
@@ -143,6 +144,7 @@ _NAMES = {
     "vocab": ("vocab_size",),
     "experts": ("num_local_experts",),
     "active_experts": ("num_experts_per_tok",),
+    "positions": ("n_positions",),  # learned
 }
 
 
@@ -152,8 +154,7 @@ def dimensions(config: Mapping[str, Any]) -> dict[str, Any]:
     family = FAMILIES.get(str(kind))
     if family is None:
         raise ConfigError(f"model_type: got {kind!r}, wanted one of {', '.join(FAMILIES)}.")
-    spellings = _NAMES | ({"positions": (family.positions,)} if family.positions else {})
-    sizes = {name: _first(config, names) for name, names in spellings.items()}
+    sizes = {name: _first(config, names) for name, names in _NAMES.items()}
     for name in ("layers", "hidden", "heads", "vocab", *family.required):
         if sizes[name] is None:
             raise ConfigError(f"{_NAMES[name][0]}: is missing in config.json, wanted a whole number.")

@@ -35,7 +35,6 @@ class ConventionWork:
 
     @property
     def tokens(self) -> int:
-        """Number of tokens in the step."""
         return self.batch * self.seq
 
 
@@ -56,21 +55,10 @@ def parameters(model: Architecture, work: ConventionWork) -> Forward:
     return Forward(2 * (model.parameters - model.idle_parameters) * work.tokens, 0, 0)
 
 
-def palm(model: Architecture, work: ConventionWork) -> Forward:
-    """Count every parameter, and attention as wide as the heads."""
-    return Forward(parameters(model, work).layers, 0, attention(model, work, model.attention_width))
-
-
-def nanogpt(model: Architecture, work: ConventionWork) -> Forward:
-    """Count as `palm`, without position embeddings."""
-    layers, head, scores = palm(model, work)
-    return Forward(layers - 2 * model.positions * model.width * work.tokens, head, scores)
-
-
-def torchtitan(model: Architecture, work: ConventionWork) -> Forward:
-    """Count as `nanogpt`, without an embedding that is only looked up."""
-    layers, head, scores = nanogpt(model, work)
-    return Forward(layers - (0 if model.tied else 2 * model.embedding * work.tokens), head, scores)
+def palm(model: Architecture, work: ConventionWork, looked_up: int = 0) -> Forward:
+    """Count every parameter without those that are `looked_up`, and attention as wide as the heads."""
+    layers = parameters(model, work).layers - 2 * looked_up * work.tokens
+    return Forward(layers, 0, attention(model, work, model.attention_width))
 
 
 def foundry(model: Architecture, work: ConventionWork) -> Forward:
@@ -84,18 +72,17 @@ def megatron(model: Architecture, work: ConventionWork) -> Forward:
     return Forward(layers, 2 * model.head * work.tokens, attention(model, work, model.width))
 
 
-Formula = Callable[[Architecture, ConventionWork], Forward]
 _FULL = {"full": (1, 1)}
 
-CONVENTIONS: dict[str, tuple[Formula, Mapping[str, tuple[int, int]]]] = {
+CONVENTIONS: dict[str, tuple[Callable[[Architecture, ConventionWork], Forward], Mapping[str, tuple[int, int]]]] = {
     "matmul": (matmul, {"selective": (0, 1), **_FULL}),
     "6n": (parameters, _FULL),
     "palm": (palm, {}),
-    "nanogpt": (nanogpt, {}),
+    "nanogpt": (lambda model, work: palm(model, work, model.positions * model.width), {}),
     "megatron-eq3": (megatron, _FULL),
     "korthikanti": (megatron, {"selective": (0, 3), **_FULL}),
     "korthikanti-exact": (megatron, {"selective": (0, 1), **_FULL}),
-    "torchtitan": (torchtitan, {}),
+    "torchtitan": (lambda model, work: palm(model, work, model.looked_up), {}),
     "llm-foundry": (foundry, _FULL),
 }
 """Formula of each convention, and how often its backward repeats the layers' products and attention, by

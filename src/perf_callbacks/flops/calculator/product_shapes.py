@@ -3,7 +3,7 @@
 import math
 import re
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import NamedTuple
 
 from perf_callbacks.flops.calculator.architecture import Architecture, known
@@ -44,21 +44,20 @@ def better(size: int) -> int:
     return math.ceil(size / EFFICIENT) * EFFICIENT if size % ALIGNED else size
 
 
-def misaligned(products: Iterable[tuple[str, str, str, int]]) -> list[Misaligned]:
+def misaligned(products: Collection[tuple[str, str, str, int]]) -> list[Misaligned]:
     """Return the sizes of operands that aren't multiples of 8, the size whose products have the most FLOPs first.
 
     Sizes up to 8, such as a small number of classes, are left out: nobody chooses them for speed. `products` has the
     operation, the shapes, the dtype and the FLOPs of each product, as in a `flops` record.
     """
     flops_of: Counter[int] = Counter()
-    every = 0
+    total = sum([flops for *_, flops in products])
     for _, shapes, _, flops in products:
-        every += flops
         operands = [operand.split(", ")[-2:] for operand in re.findall(r"\[([^\]]*)\]", shapes)]
         for size in {int(size) for operand in operands for size in operand if size.isdecimal()}:
             if size > ALIGNED and size % ALIGNED:
                 flops_of[size] += flops
-    return [Misaligned(size, better(size), flops / every) for size, flops in flops_of.most_common() if every]
+    return [Misaligned(size, better(size), flops / total) for size, flops in flops_of.most_common() if total]
 
 
 def waves(rows: int, columns: int, multiprocessors: int, tile: tuple[int, int] = TILE) -> Waves:
@@ -79,17 +78,16 @@ class Uneven(NamedTuple):
 
 
 def uneven(
-    products: Iterable[tuple[str, str, str, int]], multiprocessors: int, fixed: Collection[int] = ()
+    products: Collection[tuple[str, str, str, int]], multiprocessors: int, fixed: Collection[int] = ()
 ) -> list[Uneven]:
     """Return the matrix products that leave many multiprocessors idle, the product with the most FLOPs first.
 
     The last of many waves hardly matters, and for a single wave libraries use smaller tiles: both are left out. So are
     products whose rows are a size of weights (`fixed`), because another batch size wouldn't change them.
     """
-    every = [*products]
-    total = sum([flops for *_, flops in every])
+    total = sum([flops for *_, flops in products])
     wasteful: list[Uneven] = []
-    for match, flops in [(_PRODUCT.fullmatch(shapes), flops) for _, shapes, _, flops in every]:
+    for match, flops in [(_PRODUCT.fullmatch(shapes), flops) for _, shapes, _, flops in products]:
         rows, columns = map(int, match.groups()) if match else (0, 0)
         if rows and columns and rows not in fixed:
             usual = waves(rows, columns, multiprocessors)

@@ -11,9 +11,7 @@ from torch import nn
 from torch._C._functorch import get_unwrapped, is_functorch_wrapped_tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from perf_callbacks.flops.counting.operands import stored_values
-
-_MATRIX = 2  # fewest dimensions of a weight that counts as a matrix
+from perf_callbacks.flops.counting.operands import MATRIX, stored_values
 
 _MOVES = {
     "aten::cat",
@@ -48,7 +46,7 @@ class Weights:
                 continue
             for parameter in owner._parameters.values():  # noqa: SLF001 as above
                 weight = None if parameter is None else unwrapped(parameter)
-                if weight is not None and weight.dim() >= _MATRIX:
+                if weight is not None and weight.dim() >= MATRIX:
                     shard = getattr(weight, "_local_tensor", None)
                     self._sharded = self._sharded or shard is not None
                     optional = shard is not None or isinstance(owner, nn.Embedding | nn.EmbeddingBag)

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from torch.utils import flop_counter
 
-from perf_callbacks.flops.counting.operands import computed_share, is_sparse, sparse_product, stored_values
+from perf_callbacks.flops.counting.operands import MATRIX, computed_share, is_sparse, sparse_product, stored_values
 from perf_callbacks.flops.work import Kind
 
 Flops = Callable[..., int]
@@ -113,10 +113,7 @@ def _outer(_added: Any, a: Any, b: Any, *_: Any, **__: Any) -> int:
 
 def _grouped(a: Any, b: Any, *_: Any, **__: Any) -> int:
     """Each group of rows of `a` has its own matrix; for the gradient of the weights, columns of `a` are grouped."""
-    return int(2 * a.shape[-2] * a.shape[-1] * b.shape[-1] * (a.shape[0] if a.dim() == b.dim() == _BATCHED else 1))
-
-
-_BATCHED = 3
+    return int(2 * a.shape[-2] * a.shape[-1] * b.shape[-1] * (a.shape[0] if a.dim() == b.dim() == MATRIX + 1 else 1))
 
 
 def _trilinear(*args: Any, **_: Any) -> int:

@@ -119,7 +119,7 @@ class StepObservations:
     def failed(self, func: Any) -> None:
         self._note(self.unknown, str(func), 1)
 
-    def uncounted(self, func: Any, args: Any, out: Any, weights: Weights, number: int = 1) -> None:
+    def uncounted(self, func: Any, args: Any, out: Any, weights: Weights, number: int) -> None:
         sort = self.sort(func)
         if sort.opaque:
             self._note(self.unknown, sort.called, 1)

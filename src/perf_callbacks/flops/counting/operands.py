@@ -10,7 +10,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from perf_callbacks.flops.work import Kind
 from perf_callbacks.kernel.process import device as devices
 
-_MATRIX = 2
+MATRIX = 2
 _PLAIN = (torch.Tensor, torch.nn.Parameter, FakeTensor)
 _TWO_NUMBERS = getattr(torch, "float4_e2m1fn_x2", None)  # since torch 2.8
 _SPARSE = {torch.sparse_coo, torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc}
@@ -33,7 +33,7 @@ def matrices(module: nn.Module) -> list[torch.Tensor]:
     if isinstance(module, nn.Embedding | nn.EmbeddingBag):
         return []
     own = module._parameters.values()  # noqa: SLF001 `parameters` drops a weight that occurs twice
-    return [weight for weight in own if weight is not None and weight.dim() >= _MATRIX]
+    return [weight for weight in own if weight is not None and weight.dim() >= MATRIX]
 
 
 def are_batched(operands: list[torch.Tensor]) -> bool:

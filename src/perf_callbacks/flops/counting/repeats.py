@@ -12,7 +12,7 @@ from torch.autograd.function import BackwardCFunction
 
 from perf_callbacks.flops.counting.coverage import unwrapped
 from perf_callbacks.flops.counting.formulas import name
-from perf_callbacks.flops.counting.operands import tensors
+from perf_callbacks.flops.counting.operands import MATRIX, tensors
 from perf_callbacks.flops.counting.phases import in_backward
 from perf_callbacks.kernel.process.stacks import callers
 
@@ -29,8 +29,6 @@ _BLANK = {
     "aten::zeros_like",
 }
 """Filled later, perhaps by a kernel outside of torch's dispatcher."""
-
-_MATRIX = 2
 
 _COMPILED = "CompiledFunctionBackward"  # Autograd node of a compiled forward
 
@@ -101,7 +99,7 @@ def _storages(values: Iterable[Any]) -> Iterator[int]:
 
 def _sizes(operands: list[torch.Tensor]) -> _Sizes:
     """Return each factor's sizes, without the rows of the first, and True if it is transposed."""
-    matrices = [operand for operand in operands if not operand.is_nested and operand.dim() >= _MATRIX]
+    matrices = [operand for operand in operands if not operand.is_nested and operand.dim() >= MATRIX]
     return tuple(
         (
             tuple(operand.shape)[place == 0 :],
@@ -114,11 +112,11 @@ def _sizes(operands: list[torch.Tensor]) -> _Sizes:
 def _sizes_of_gradients(operands: list[torch.Tensor]) -> list[_Sizes]:
     """Return the sizes of both products in the gradient of a product of two matrices, or of two batches of matrices."""
     sizes = _sizes(operands)
-    matrices = [tensor for tensor in operands if not tensor.is_nested and tensor.dim() >= _MATRIX]
-    if len(matrices) != _MATRIX or matrices[0].dim() != matrices[1].dim() or matrices[0].dim() > _MATRIX + 1:
+    matrices = [tensor for tensor in operands if not tensor.is_nested and tensor.dim() >= MATRIX]
+    if len(matrices) != MATRIX or matrices[0].dim() != matrices[1].dim() or matrices[0].dim() > MATRIX + 1:
         return []
     (rows, inner), columns = matrices[0].shape[-2:], matrices[1].shape[-1]
-    batch, several = tuple(matrices[1].shape[:-2]), matrices[0].dim() > _MATRIX
+    batch, several = tuple(matrices[1].shape[:-2]), matrices[0].dim() > MATRIX
     (_, first_turned), (_, second_turned) = sizes
     return [
         (((rows, columns) if several else (columns,), False), ((*batch, columns, inner), not second_turned)),

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 
 from perf_callbacks.flops.peaks.device_peaks import DEVICES, Chip
 from perf_callbacks.kernel.settings.config import ConfigError
-
-TERA = 1e12
+from perf_callbacks.kernel.units import TERA
 
 DTYPES = {
     "bf16": "bfloat16",

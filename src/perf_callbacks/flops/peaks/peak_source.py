@@ -16,7 +16,7 @@ import torch
 
 from perf_callbacks.flops.peaks import matmul_peak, peak_rates as peaks
 from perf_callbacks.flops.peaks.matmul_peak import MeasuredPeak
-from perf_callbacks.flops.peaks.peak_rates import TERA, Peaks, canonical
+from perf_callbacks.flops.peaks.peak_rates import Peaks, canonical
 from perf_callbacks.kernel.clock import unix_time
 from perf_callbacks.kernel.fit.cache import cache_directory
 from perf_callbacks.kernel.foreign_errors import suppress
@@ -25,8 +25,7 @@ from perf_callbacks.kernel.process.cpu_facts import local_rank
 from perf_callbacks.kernel.process.processes import allowed_cpus
 from perf_callbacks.kernel.records import atomic_file
 from perf_callbacks.kernel.settings.config import PerfConfig
-
-FRESH_SECONDS = 86400.0  # age after which a peak is measured again
+from perf_callbacks.kernel.units import DAY_SECONDS, TERA
 
 
 def find(device: torch.device, dtypes: Iterable[str], config: PerfConfig) -> Peaks | None:
@@ -67,7 +66,7 @@ def cache_file(device: torch.device, directory: Path | None = None) -> Path:
 def read(path: Path) -> dict[str, MeasuredPeak]:
     """Return nothing if the file is older than a day, missing or unreadable."""
     with suppress(OSError, ValueError, msgspec.DecodeError, RecursionError):
-        if abs(unix_time() - path.stat().st_mtime) <= FRESH_SECONDS:  # a clock may have been ahead
+        if abs(unix_time() - path.stat().st_mtime) <= DAY_SECONDS:  # a clock may have been ahead
             peaks = msgspec.json.decode(path.read_bytes(), type=dict[str, MeasuredPeak])
             return {name: peak for name, peak in peaks.items() if peak.flops_per_second > 0}
     return {}

@@ -21,9 +21,9 @@ from perf_callbacks.integrations.restore_time import RestoreTime
 from perf_callbacks.kernel.batches.reader import Batch, BatchReader
 from perf_callbacks.kernel.failures import fails_open
 from perf_callbacks.kernel.fit.item import Batches
-from perf_callbacks.kernel.fit.place import Place, by_meshes, data_parallel
+from perf_callbacks.kernel.fit.location import FitLocation, by_meshes, data_parallel
 from perf_callbacks.kernel.fit.recorder import Recorder, log
-from perf_callbacks.kernel.fit.setup import Setup
+from perf_callbacks.kernel.fit.training_objects import TrainingObjects
 from perf_callbacks.kernel.foreign_errors import suppress
 from perf_callbacks.kernel.process.patches import Patches
 from perf_callbacks.kernel.weak_calls import weakly
@@ -93,17 +93,17 @@ class AcceleratorSession:
         if self.watch is not None or not models or not optimizers:
             return
         self._take_over(optimizers[0])
-        place = by_meshes(_place(self._accelerator(), self._carried), models[0])
-        place = replace(place, restore_seconds=self.restoring.take())
+        location = by_meshes(_location(self._accelerator(), self._carried), models[0])
+        location = replace(location, restore_seconds=self.restoring.take())
         self._shown = False
         options = {"bucket_cap_mb": "DistributedDataParallelKwargs"}
         if self._accelerator().mixed_precision == "no":
             options["mixed_precision"] = "Accelerator"
-        setup = Setup(
+        objects = TrainingObjects(
             optimizers=tuple(optimizers), loaders=self._prepared.loaders[:1], called=models[0], options=options
         )
         watch = self._session.begin(
-            place, self._watching, models[0], lambda: _batches(self._prepared.loaders), setup=lambda: setup
+            location, self._watching, models[0], lambda: _batches(self._prepared.loaders), objects=lambda: objects
         )
         if not self.armed:
             watch.recorder.observe(LoopUsage(watch, ACCELERATE, has_loader=bool(self._prepared.loaders)))
@@ -209,8 +209,8 @@ class AcceleratorSession:
             self.close()
 
 
-def _place(accelerator: Accelerator, carried: Mapping[str, Any] | None) -> Place:
-    return Place(
+def _location(accelerator: Accelerator, carried: Mapping[str, Any] | None) -> FitLocation:
+    return FitLocation(
         integration="accelerate",
         directory=Path(accelerator.project_dir or "."),
         device=accelerator.device,

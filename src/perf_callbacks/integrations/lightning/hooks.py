@@ -16,10 +16,10 @@ from perf_callbacks.integrations.restore_time import RestoreTime
 from perf_callbacks.kernel.clock import perf_counter
 from perf_callbacks.kernel.failures import fails_open, guard
 from perf_callbacks.kernel.fit.item import Batches
+from perf_callbacks.kernel.fit.location import FitLocation
 from perf_callbacks.kernel.fit.logged_metrics import bar
-from perf_callbacks.kernel.fit.place import Place
 from perf_callbacks.kernel.fit.recorder import Recorder
-from perf_callbacks.kernel.fit.setup import Setup, flat
+from perf_callbacks.kernel.fit.training_objects import TrainingObjects, flat
 from perf_callbacks.kernel.foreign_errors import let_pass
 from perf_callbacks.kernel.process import terminal
 from perf_callbacks.kernel.settings.config import PerfConfig
@@ -106,13 +106,13 @@ class LightningHooks(CallbackBase):
     @fails_open
     def begin(self, trainer: Any) -> None:
         trainer.callbacks = settled(trainer.callbacks)
-        place = self._place(trainer, self._last_state(trainer))
+        location = self._location(trainer, self._last_state(trainer))
         watch = self._session.begin(
-            place,
+            location,
             functools.partial(TrainerWatch, self, trainer),
             trainer.lightning_module,
             earlier=self._startup,
-            setup=lambda: _setup(trainer),
+            objects=lambda: _objects(trainer),
             before_seconds=0.0 if self._set_up_at is None else perf_counter() - self._set_up_at,
         )
         if watch.recorder.active:
@@ -210,8 +210,8 @@ class LightningHooks(CallbackBase):
         state = self._session.recorder.state
         return state if state["step"] == done else None
 
-    def _place(self, trainer: Any, carried: dict[str, Any] | None) -> Place:
-        return Place(
+    def _location(self, trainer: Any, carried: dict[str, Any] | None) -> FitLocation:
+        return FitLocation(
             integration="lightning",
             directory=_directory(trainer),
             directory_of_all=True,
@@ -269,13 +269,13 @@ def _directory(trainer: Any) -> Path:
     return Path() if "://" in root else Path(root)
 
 
-def _setup(trainer: Any) -> Setup:
+def _objects(trainer: Any) -> TrainingObjects:
     loaders = flat(trainer.train_dataloader)
     facts: dict[str, Any] = {}
     with guard(let_pass):  # a strategy of the user's own may be anything
         facts = {name: getattr(options, name)(trainer) for name in ("rarer", "fusible")}
         facts["options"] = options.effective(trainer)
-    return Setup(
+    return TrainingObjects(
         optimizers=tuple(trainer.optimizers),
         loaders=loaders,
         called=trainer.strategy.model,

@@ -14,9 +14,9 @@ from perf_callbacks.integrations.loop.usage import LOOP, NO_WITH, LoopUsage, che
 from perf_callbacks.integrations.loop.watch import LoopWatch, MeasuredLoader
 from perf_callbacks.kernel.failures import guard
 from perf_callbacks.kernel.fit.item import Batches
-from perf_callbacks.kernel.fit.place import of_loop
+from perf_callbacks.kernel.fit.location import of_loop
 from perf_callbacks.kernel.fit.recorder import Recorder, log
-from perf_callbacks.kernel.fit.setup import Setup
+from perf_callbacks.kernel.fit.training_objects import TrainingObjects
 from perf_callbacks.kernel.records.fit_records import Summary
 from perf_callbacks.kernel.settings.config import ConfigError, PerfConfig
 from perf_callbacks.session import Session, checked
@@ -94,8 +94,8 @@ class Measurement(Generic[B]):
         self._entered = True
         if self._session.enabled:
             with guard(self._session.fail):
-                place = of_loop(self._model, self._carried, self._data_parallel)
-                watch = self._session.begin(place, self._watching, self._model, self._batches, setup=self._setup)
+                location = of_loop(self._model, self._carried, self._data_parallel)
+                watch = self._session.begin(location, self._watching, self._model, self._batches, objects=self._objects)
                 watch.recorder.observe(LoopUsage(watch, LOOP, has_loader=self._loader is not None))
         return self
 
@@ -168,5 +168,5 @@ class Measurement(Generic[B]):
         first_batch = None if self._watch is None else self._watch.first_batch
         return Batches(pinned=pinned, loaders=self._loaders, first_batch=first_batch)
 
-    def _setup(self) -> Setup:
-        return Setup(optimizers=(self._optimizer,), loaders=self._loaders, called=self._model)
+    def _objects(self) -> TrainingObjects:
+        return TrainingObjects(optimizers=(self._optimizer,), loaders=self._loaders, called=self._model)

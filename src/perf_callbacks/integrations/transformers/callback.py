@@ -24,9 +24,9 @@ from perf_callbacks.integrations.transformers.watch import (
 )
 from perf_callbacks.kernel.failures import fails_open, guard
 from perf_callbacks.kernel.fit.item import Batches
-from perf_callbacks.kernel.fit.place import Place, data_parallel
+from perf_callbacks.kernel.fit.location import FitLocation, data_parallel
 from perf_callbacks.kernel.fit.recorder import log
-from perf_callbacks.kernel.fit.setup import Setup
+from perf_callbacks.kernel.fit.training_objects import TrainingObjects
 from perf_callbacks.kernel.foreign_errors import let_pass
 from perf_callbacks.kernel.process import terminal
 from perf_callbacks.kernel.settings.config import PerfConfig
@@ -94,9 +94,9 @@ class PerfCallback(CallbackBase, TrainerCallback):
         if not measures(self, handler.callbacks):
             return
         # Other callbacks go first: if a callback raises, nothing of ours is in place yet. The handler is iterating over
-        # its list right now: `_LastCallback` is appended to that list and runs last. The handler's new list lacks it.
+        # its list right now: `_FitBeginning` is appended to that list and runs last. The handler's new list lacks it.
         move_to_front(handler.callbacks, self)
-        handler.callbacks = CallbackListCopy(handler.callbacks, _LastCallback(self, trainer))
+        handler.callbacks = CallbackListCopy(handler.callbacks, _FitBeginning(self, trainer))
 
     @_hook
     def on_epoch_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
@@ -136,11 +136,11 @@ class PerfCallback(CallbackBase, TrainerCallback):
     def begin(self, args: TrainingArguments, state: TrainerState, trainer: Trainer) -> None:
         """Start measuring, after all other callbacks have run `on_train_begin`."""
         self._session.begin(
-            _place(args, state, trainer, self._restore_seconds),
+            _location(args, state, trainer, self._restore_seconds),
             functools.partial(TransformersWatch, trainer, self),
             trainer.model,
             lambda: _batches(args, state, trainer),
-            setup=lambda: _setup(args, trainer),
+            objects=lambda: _objects(args, trainer),
         )
 
 
@@ -150,7 +150,7 @@ class ArmedCallback(PerfCallback):
     armed = True
 
 
-class _LastCallback(TrainerCallback):
+class _FitBeginning(TrainerCallback):
     """Callback that begins the fit, after all other callbacks have run `on_train_begin`."""
 
     def __init__(self, callback: PerfCallback, trainer: Trainer) -> None:
@@ -167,8 +167,8 @@ class _LastCallback(TrainerCallback):
             self._begin(args, state, trainer)
 
 
-def _place(args: TrainingArguments, state: TrainerState, trainer: Trainer, restore_seconds: float | None) -> Place:
-    return Place(
+def _location(args: TrainingArguments, state: TrainerState, trainer: Trainer, seconds: float | None) -> FitLocation:
+    return FitLocation(
         integration="transformers",
         directory=Path(args.output_dir or "."),
         device=args.device,
@@ -178,7 +178,7 @@ def _place(args: TrainingArguments, state: TrainerState, trainer: Trainer, resto
         data_parallel=data_parallel(trainer.accelerator),
         step=state.global_step,
         carried=_carried(args, state, trainer),
-        restore_seconds=restore_seconds if state.global_step else None,
+        restore_seconds=seconds if state.global_step else None,
     )
 
 
@@ -190,12 +190,12 @@ def _carried(args: TrainingArguments, state: TrainerState, trainer: Trainer) -> 
     return saved_counters.read(directory, 0)
 
 
-def _setup(args: TrainingArguments, trainer: Trainer) -> Setup:
+def _objects(args: TrainingArguments, trainer: Trainer) -> TrainingObjects:
     known: dict[str, Any] = {}
     with guard(let_pass):  # a trainer of the user's own may be anything
         known = {"options": options.effective(args, trainer), "rarer": options.rarer(args)}
     every = int(args.logging_steps) if args.logging_strategy == "steps" and args.logging_steps >= 1 else None
-    return Setup(
+    return TrainingObjects(
         optimizers=(trainer.optimizer,),
         loaders=(trainer.callback_handler.train_dataloader,),
         called=trainer.model_wrapped,

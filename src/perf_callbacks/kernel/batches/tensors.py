@@ -31,7 +31,7 @@ and `spatial_shapes`, but not `country` or `calendar`."""
 _MOST_VALUES = 64
 """The values of a larger tensor are not read."""
 
-_DEEPEST = 8
+DEEPEST = 8
 
 _HOST = frozenset({"torch", "numpy"})
 """Modules of the classes whose values can be read without work of another device or process."""
@@ -79,7 +79,7 @@ def _walk(value: Any, name: str, above: tuple[int, ...], found: list[Leaf]) -> b
     if id(value) in above:  # an object may refer to its container
         return True
     inside = parts(value)
-    if len(above) > _DEEPEST or len(inside) + len(found) > MOST_PARTS:
+    if len(above) > DEEPEST or len(inside) + len(found) > MOST_PARTS:
         return False
     numbered, within = isinstance(value, tuple | list), (*above, id(value))
     for key, part in inside:

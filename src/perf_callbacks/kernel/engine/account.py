@@ -45,7 +45,7 @@ class Account:
         self.span_counts[kind] += self._span_steps.get(kind) != step
         self._span_steps[kind] = step
 
-    def productive(self, included: Totals, ledger: Ledger, outstanding: int = 0) -> float:
+    def productive(self, included: Totals, ledger: Ledger, outstanding: int) -> float:
         """Return the seconds of all steps so far, without stalls.
 
         The first step, and steps with FLOP counting or torch.profiler, count with the mean step time at most. Each

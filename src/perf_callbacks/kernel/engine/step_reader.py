@@ -9,23 +9,22 @@ from threading import RLock
 from typing import Any, Protocol
 
 from perf_callbacks.kernel.batches.reader import Batch, nothing, together
-from perf_callbacks.kernel.clock import sleep
+from perf_callbacks.kernel.clock import PATIENCE_STEPS, sleep
 from perf_callbacks.kernel.engine.account import BEGINNING
 from perf_callbacks.kernel.engine.ledger import MOST_UNTOLD, Ledger
 from perf_callbacks.kernel.engine.marks import Calls, Mark, Pause
 from perf_callbacks.kernel.engine.observer import Observers
 from perf_callbacks.kernel.engine.stages import Stage
 from perf_callbacks.kernel.engine.steps import SUSPENDED, Columns, Step, StepFlops, plus
-from perf_callbacks.kernel.engine.tape import Past, Tape
+from perf_callbacks.kernel.engine.tape import StageTimes, Tape
 from perf_callbacks.kernel.engine.work_model import LOOK_STEPS, WorkModel
 from perf_callbacks.kernel.records.fit_records import Record
 
 MOMENT_SECONDS = 0.05
 """Longest wait for another thread that reads steps."""
 
-DRAIN_SECONDS, DRAIN_STEPS = 1.0, 20
-"""Longest waits for the device at a fit's end: seconds, or longest steps if these take longer and nothing has
-failed."""
+DRAIN_SECONDS = 1.0
+"""Longest wait for the device at a fit's end, or `PATIENCE_STEPS` if these take longer and nothing has failed."""
 
 
 LONG_SECONDS = 5.0
@@ -115,7 +114,7 @@ class StepReader:
         began = clock()
         while not self.collect() and not (self._device is not None and self._device.capturing()):
             longest = self.longest_step or self.longest_timed  # a first step may compile for minutes
-            if clock() - began > max(DRAIN_SECONDS, 0 if failed else DRAIN_STEPS * longest):
+            if clock() - began > max(DRAIN_SECONDS, 0 if failed else PATIENCE_STEPS * longest):
                 return
             sleep(0.001)
 
@@ -149,7 +148,7 @@ class StepReader:
         written = self._tape.take()
         if self._observers.overriding["marks_read"]:
             self._observers.marks_read(written, [number for number, *_ in self.ended])
-        past, pauses = self._tape.read(written)
+        times, pauses = self._tape.read(written)
         ended = self.ended
         for pause, stage, place in pauses:
             self._tell(
@@ -159,11 +158,11 @@ class StepReader:
             )
         finished = None
         if self._device is not None:
-            if past.calls:
-                self._wait(past)
+            if times.calls:
+                self._wait(times)
             finished = self._enter(self._timed(self._device.ready()))
-        elif past.calls:
-            finished = self._enter(self._finish(past))
+        elif times.calls:
+            finished = self._enter(self._finish(times))
         if finished is not None:
             self._unseen.append(finished)
 
@@ -186,34 +185,34 @@ class StepReader:
         long = reason is None and seconds is not None and seconds >= LONG_SECONDS
         return SUSPENDED if long and self._observers.suspended(seconds or 0.0) else reason
 
-    def _finish(self, past: Past) -> Columns:
-        ended = map(deque.popleft, repeat(self.ended, len(past.calls)))
+    def _finish(self, times: StageTimes) -> Columns:
+        ended = map(deque.popleft, repeat(self.ended, len(times.calls)))
         number, excluded, batches = zip(*ended, strict=True)
         self.work.look(number[-1])
         alike = _alike(batches)
         if alike and batches[0]:
-            amounts = self._through(batches[0], past.calls[0])
+            amounts = self._through(batches[0], times.calls[0])
             samples, tokens, useful_tokens = [(amount,) * len(number) for amount in amounts]
         else:
-            samples, tokens, useful_tokens = zip(*map(self._through, batches, past.calls), strict=True)
+            samples, tokens, useful_tokens = zip(*map(self._through, batches, times.calls), strict=True)
         if None in tokens and (self._with_tokens is not None or len(self._untold) < MOST_UNTOLD):
             tokens = tuple(map(self._find_tokens, number, batches, tokens))
-        efforts = self._efforts(number, batches, past.calls, alike=alike)
+        efforts = self._efforts(number, batches, times.calls, alike=alike)
         self.work.settle()
         paused = longest = [0.0] * len(number)
-        if any(past.pauses):
-            paused = [float(sum(pauses)) for pauses in past.pauses]
-            longest = [max(pauses, default=0.0) for pauses in past.pauses]
+        if any(times.pauses):
+            paused = [float(sum(pauses)) for pauses in times.pauses]
+            longest = [max(pauses, default=0.0) for pauses in times.pauses]
         return Columns(
-            number, excluded, samples, tokens, useful_tokens, efforts, paused, longest, past.seconds, past.stages
+            number, excluded, samples, tokens, useful_tokens, efforts, paused, longest, times.seconds, times.stages
         )
 
-    def _wait(self, past: Past) -> None:
-        self._unlooked += len(past.calls)
+    def _wait(self, times: StageTimes) -> None:
+        self._unlooked += len(times.calls)
         if self._unlooked >= LOOK_STEPS:
             self._unlooked = 0
-            self.work.look(self.ended[len(past.calls) - 1][0])
-        for pauses, calls in zip(past.pauses, past.calls, strict=True):
+            self.work.look(self.ended[len(times.calls) - 1][0])
+        for pauses, calls in zip(times.pauses, times.calls, strict=True):
             number, excluded, batches = self.ended.popleft()
             effort = self._effort(number, batches, calls)
             samples, tokens, useful_tokens = self._through(batches, calls)
@@ -231,11 +230,11 @@ class StepReader:
         times = times[max(0, len(times) - len(self.passed)) :]
         return Columns.from_steps([_with_times(self.passed.popleft(), seconds) for seconds in times]) if times else None
 
-    def _early(self, past: Past) -> Columns | None:
+    def _early(self, times: StageTimes) -> Columns | None:
         """Return the ended steps as far as they are known. The watchdog's thread may call this: it changes no state."""
-        ended = [self.ended[place] for place in range(len(past.calls))]
+        ended = [self.ended[place] for place in range(len(times.calls))]
         steps, last = [], self._batch
-        for (number, excluded, batches), seconds, calls in zip(ended, past.rows, past.calls, strict=True):
+        for (number, excluded, batches), seconds, calls in zip(ended, times.rows, times.calls, strict=True):
             last = batches[0] if batches else last
             # useful tokens may be on a device
             amounts = [plus(*[batch[place] for batch in batches]) for place in (0, 1)]
@@ -270,7 +269,7 @@ class StepReader:
         return [first, *map(self._effort, numbers[1:], batches[1:], calls[1:])]
 
     def _effort(self, number: int, batches: list[Batch], calls: Calls) -> StepFlops | None:
-        return self.work.of([batch.shape for batch in batches], calls, number)
+        return self.work.step_flops([batch.shape for batch in batches], calls, number)
 
 
 def _alike(steps: Sequence[list[Batch]]) -> bool:

@@ -12,7 +12,7 @@ from perf_callbacks.kernel.engine.steps import UNSEEN
 _GC, _ASIDE = Stage.GC, Stage.ASIDE
 
 
-class Past(NamedTuple):
+class StageTimes(NamedTuple):
     """Steps that were read from the tape, in columns."""
 
     stages: Sequence[list[float]]
@@ -108,11 +108,11 @@ class Tape:
         del self.pairs[: len(written)]
         return written
 
-    def read(self, written: list[Any] | None = None) -> tuple[Past, list[PlacedPause]]:
+    def read(self, written: list[Any] | None = None) -> tuple[StageTimes, list[PlacedPause]]:
         """Return the steps that ended, and the garbage collections. `written` is what `take` has returned."""
         written = self.take() if written is None else written
         marks, times = written[::2], written[1::2]
-        done = Past([[] for _ in STAGES], [], [], [])
+        done = StageTimes([[] for _ in STAGES], [], [], [])
         pauses: list[PlacedPause] = []
         for start, stop, width in _runs(marks):
             first = marks[start : start + width]
@@ -143,7 +143,7 @@ class Tape:
             return float(pairs[1::2][len(marks) - marks[::-1].index(END) - 1])
         return self._last - sum(self._seconds)
 
-    def peek(self) -> Past:
+    def peek(self) -> StageTimes:
         """Return the steps that ended since the last `read`, and leave the marks on the tape."""
         copy = Tape()
         copy.pairs = self.pairs[:]
@@ -152,7 +152,7 @@ class Tape:
         copy._since, copy._pauses = self._since[:], self._pauses[:]
         return copy.read()[0]
 
-    def _alike(self, marks: list[Mark], times: list[float], done: Past) -> None:
+    def _alike(self, marks: list[Mark], times: list[float], done: StageTimes) -> None:
         """Read steps that have equal marks: column by column is faster than one by one."""
         width, steps = len(marks), len(times) // len(marks)
         columns: list[list[float]] = [[]] * len(Stage)
@@ -173,7 +173,7 @@ class Tape:
         done.pauses.extend([()] * steps)
         done.calls.extend([self._tracker.take_calls()] * steps)
 
-    def _one_by_one(self, marks: list[Any], times: list[Any], done: Past, pauses: list[PlacedPause]) -> None:
+    def _one_by_one(self, marks: list[Any], times: list[Any], done: StageTimes, pauses: list[PlacedPause]) -> None:
         for mark, time in zip(marks, times, strict=True):
             if type(mark) is Pause:
                 self._pause(mark, pauses, len(done.calls))

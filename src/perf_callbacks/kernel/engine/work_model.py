@@ -29,7 +29,7 @@ class WorkModel:
     def look(self, step: int) -> None:
         """Check at the end of step `step` whether a change of the model has changed the FLOPs of steps."""
 
-    def of(self, shapes: Sequence[ShapeKey], calls: Calls, step: int) -> StepFlops | None:  # noqa: ARG002 as above
+    def step_flops(self, shapes: Sequence[ShapeKey], calls: Calls, step: int) -> StepFlops | None:  # noqa: ARG002 as above
         return None
 
     def settle(self) -> None:

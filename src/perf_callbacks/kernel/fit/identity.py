@@ -11,10 +11,10 @@ from typing import Any
 from torch import nn
 
 from perf_callbacks.kernel.failures import guard
-from perf_callbacks.kernel.fit.setup import Setup
+from perf_callbacks.kernel.fit.training_objects import TrainingObjects
 from perf_callbacks.kernel.foreign_errors import let_pass
+from perf_callbacks.kernel.settings.config import LONGEST_RECORDED
 
-_LONGEST = 4096
 _HIDDEN = "***"
 _JOB_IDS = "SLURM_JOB_ID", "LSB_JOBID", "PBS_JOBID", "FLUX_JOB_ID", "TORCHELASTIC_RUN_ID"
 
@@ -48,7 +48,7 @@ def of_program(environment: Mapping[str, str]) -> dict[str, Any]:
     return values
 
 
-def of_training(model: nn.Module | None, setup: Callable[[], Setup]) -> dict[str, Any]:
+def of_training(model: nn.Module | None, objects: Callable[[], TrainingObjects]) -> dict[str, Any]:
     """Return the fields of `Run` about the model and its batches that can be read."""
     values: dict[str, Any] = {}
     with guard(let_pass):  # a model and a loader may be anything
@@ -56,7 +56,7 @@ def of_training(model: nn.Module | None, setup: Callable[[], Setup]) -> dict[str
             values["model"] = model_name(model)
             values["parameters"] = parameters(model)
     with guard(let_pass):
-        values["batch"] = batch_size(setup().loaders)
+        values["batch"] = batch_size(objects().loaders)
     return values
 
 
@@ -81,7 +81,7 @@ def command_line(arguments: Sequence[str]) -> str:
         named = _NAMED.sub(rf"\g<1>{_HIDDEN}", argument)
         shown.append(_HIDDEN if hide else _KNOWN.sub(_HIDDEN, _IN_URL.sub(rf"\g<1>{_HIDDEN}@", named)))
         hide = not hide and argument.startswith("-") and _NAME.fullmatch(argument) is not None
-    return shlex.join(shown)[:_LONGEST]
+    return shlex.join(shown)[:LONGEST_RECORDED]
 
 
 def model_name(model: nn.Module) -> str:

@@ -25,9 +25,9 @@ from perf_callbacks.kernel.engine.marks import Mark, Pause
 from perf_callbacks.kernel.engine.observer import Observer, Observers
 from perf_callbacks.kernel.engine.window_sharing import Ranks
 from perf_callbacks.kernel.failures import class_name, describe, fails_open, guard
-from perf_callbacks.kernel.fit import chain
+from perf_callbacks.kernel.fit import chain, location as fit_location
+from perf_callbacks.kernel.fit.location import FitLocation
 from perf_callbacks.kernel.fit.logged_metrics import Logged
-from perf_callbacks.kernel.fit.place import Ambiguity, Place, earlier, last_sign, new_journal, opening, output_directory
 from perf_callbacks.kernel.foreign_errors import let_pass, of_handler
 from perf_callbacks.kernel.process import device
 from perf_callbacks.kernel.process.gc_observer import GcObserver
@@ -57,7 +57,7 @@ class Recorder:
     def __init__(
         self,
         settings: Settings,
-        place: Place,
+        location: FitLocation,
         *,
         ranks: Ranks | None = None,
         training: Mapping[str, Any] = MappingProxyType({}),
@@ -65,37 +65,37 @@ class Recorder:
     ) -> None:
         """The recorder closes `ranks`. `training` are fields of `Run` about the model and its batches."""
         config = self.config = settings.config
-        self.clock, self.device, self.on_event, self.ranks = clock, place.device, settings.on_event, ranks
+        self.clock, self.device, self.on_event, self.ranks = clock, location.device, settings.on_event, ranks
         self.patches = Patches()
         self.failure: str | None = None
         self.failed = False
         """True if our code raised an error at any time, even at the very end of the fit."""
         self._summary: Summary | None = None
-        self._empty_rows, self._warned, self._ambiguous = 0, False, Ambiguity(place)
+        self._empty_rows, self._warned, self._ambiguous = 0, False, fit_location.Ambiguity(location)
         self._late: BaseException | None = None
         self._left_after: int | None = None  # number of the step after which the loop left its loader
-        timing = device.device_at(place.device).timing()
-        self.run = opening(settings, place, timing, training)
+        timing = device.device_at(location.device).timing()
+        self.run = fit_location.opening(settings, location, timing, training)
         job_settings = ranks.agree() if ranks is not None else None
         if job_settings is not None:
             self.run = dataclasses.replace(self.run, run_id=job_settings.run_id)
         began = clock()
-        directory = output_directory(config, place, self.run, id_shared=job_settings is not None)
-        directory = directory or Path((job_settings and job_settings.directory) or place.directory)
-        self._journal = new_journal(config, place, directory, began, clock)
-        self.run = dataclasses.replace(self.run, last_sign_unix=last_sign(self._journal))
-        self.chain = chain.before(place.carried, place.step, self.run)
+        directory = fit_location.output_directory(config, location, self.run, id_shared=job_settings is not None)
+        directory = directory or Path((job_settings and job_settings.directory) or location.directory)
+        self._journal = fit_location.new_journal(config, location.rank, directory, began, clock)
+        self.run = dataclasses.replace(self.run, last_sign_unix=fit_location.last_sign(self._journal))
+        self.chain = chain.before(location.carried, location.step, self.run)
         self.logged = Logged(config.metrics)
         self.observers = Observers()
         self.engine = Engine(
             self.run,
             self.write,
-            earlier=earlier(place),
+            earlier=fit_location.earlier(location),
             device=timing.timeline,
             staged=timing.unstaged is None,
             ranks=ranks,
-            devices=place.devices,
-            data_parallel=place.data_parallel,
+            devices=location.devices,
+            data_parallel=location.data_parallel,
             ambiguous=self._ambiguous,
             gc_timed=config.gc != "off",
             observers=self.observers,

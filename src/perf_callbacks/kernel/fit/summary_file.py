@@ -8,10 +8,11 @@ from threading import Lock, Thread
 
 from typing_extensions import override
 
+from perf_callbacks.kernel.clock import CLOSE_SECONDS
 from perf_callbacks.kernel.engine.observer import Observer
 from perf_callbacks.kernel.failures import describe, guard, logs
 from perf_callbacks.kernel.fit.recorder import Recorder, log
-from perf_callbacks.kernel.fit.setup import Training
+from perf_callbacks.kernel.fit.training_objects import FitContext
 from perf_callbacks.kernel.foreign_errors import let_pass, suppress
 from perf_callbacks.kernel.process.watchdog import PERIOD_SECONDS, WATCHDOG
 from perf_callbacks.kernel.records import interim
@@ -21,11 +22,8 @@ from perf_callbacks.kernel.records.fit_records import Record, Summary
 REPLACE_SECONDS = 10.0
 """Between two replacements of the file, if the watchdog ticks in time."""
 
-CLOSE_SECONDS = 1.0
-"""Longest wait of the end of a fit for another thread that writes the file."""
 
-
-def begin(recorder: Recorder, _training: Training) -> "SummaryFile | None":
+def begin(recorder: Recorder, _context: FitContext) -> "SummaryFile | None":
     if not recorder.config.journal:
         return None
     file = SummaryFile(recorder)

@@ -14,6 +14,7 @@ from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING
 from weakref import ref
 
+from perf_callbacks.kernel.clock import PATIENCE_SECONDS, PATIENCE_STEPS
 from perf_callbacks.kernel.process.owner import Owner
 from perf_callbacks.kernel.process.watchdog import WATCHDOG
 from perf_callbacks.kernel.records.fit_records import SCHEDULED
@@ -26,14 +27,7 @@ OWN_FROZEN = 1000
 
 FULL = 2
 
-LEAST_PATIENCE = 5.0
-"""A fit is abandoned only if no step has ended for so many seconds,"""
-
-PATIENCE_STEPS = 20
-"""and for so many times its longest step;"""
-
-ASIDE_PATIENCE = 6
-"""both times this factor during an evaluation or a checkpoint."""
+ASIDE_PATIENCE = 6  # times as long may a fit in an evaluation or a checkpoint be without steps
 
 _FREEZING = object()
 """`Collector._frozen` during a freeze, and after an interrupt of the freeze."""
@@ -130,7 +124,7 @@ class Lease:
         steps, longest = progress
         if steps != self._steps:
             self._steps, self._since, self.abandoned = steps, now, False
-        patience = max(LEAST_PATIENCE, PATIENCE_STEPS * longest) * (ASIDE_PATIENCE if self.aside else 1)
+        patience = max(PATIENCE_SECONDS, PATIENCE_STEPS * longest) * (ASIDE_PATIENCE if self.aside else 1)
         return now - self._since >= patience
 
 

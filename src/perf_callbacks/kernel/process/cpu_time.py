@@ -7,10 +7,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from perf_callbacks.kernel.foreign_errors import suppress
+from perf_callbacks.kernel.units import MICROSECOND, NANOSECOND
 
-NANO = 1e-9
-
-_THROTTLED = {"throttled_usec": 1e-6, "throttled_time": NANO}
+_THROTTLED = {"throttled_usec": MICROSECOND, "throttled_time": NANOSECOND}
 """Time in which a CPU quota stopped threads, in seconds: control groups of version 2, and of version 1."""
 
 _IDLE, _WAITING = 3, 4
@@ -33,7 +32,7 @@ def read(thread: int | None = None, root: Path = Path("/")) -> CpuTime | None:
     with suppress(OSError, ValueError, IndexError):
         file = root / f"proc/self/task/{thread or threading.get_native_id()}/schedstat"
         ran, queued, *_ = map(int, file.read_text(encoding="ascii").split())
-        return CpuTime(ran * NANO, queued * NANO) if ran else None
+        return CpuTime(ran * NANOSECOND, queued * NANOSECOND) if ran else None
     return None
 
 

@@ -334,7 +334,7 @@ def cuda_version() -> str | None:
     return torch.version.cuda
 
 
-def default(local_rank: int = 0) -> torch.device:
+def default(local_rank: int) -> torch.device:
     accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
     if accelerator is None:
         return torch.device("cpu")

@@ -14,8 +14,6 @@ from perf_callbacks.kernel.foreign_errors import suppress
 
 LOCAL_RANK = b"LOCAL_RANK="
 
-DEEPEST = 8
-
 UTIME, STIME, CUTIME, CSTIME, STARTTIME = 11, 12, 13, 14, 19
 """Fields of `/proc/<pid>/stat` after the process name, which is in parentheses and may contain any character."""
 
@@ -97,20 +95,20 @@ def _local_ranks(process: Path) -> set[bytes]:
     return set()
 
 
-def _tree(proc: Path, pid: int, own: set[bytes], depth: int = 0) -> Iterator[int]:
-    """Yield a process and its children, without other ranks: those with local-rank entries not in `own`."""
+def _tree(proc: Path, pid: int, own: set[bytes] | None) -> Iterator[int]:
+    """Yield a process and its descendants, without children that are other ranks: local-rank entries not in `own`."""
     yield pid
     threads = proc / str(pid) / "task"
     if not (threads / str(pid) / "children").exists():
         raise FileNotFoundError(f"the kernel lists no children in {threads}")
-    for thread in os.listdir(threads) if depth < DEEPEST else ():  # noqa: PTH208 their names are enough
+    for thread in os.listdir(threads):  # noqa: PTH208 their names are enough
         children = ""
         with suppress(OSError):  # a thread that has just ended
             children = (threads / thread / "children").read_text()
         for child in children.split():
             with suppress(OSError):  # a child that has just ended
-                if depth or _local_ranks(proc / child) <= own:
-                    yield from _tree(proc, int(child), own, depth + 1)
+                if own is None or _local_ranks(proc / child) <= own:
+                    yield from _tree(proc, int(child), None)
 
 
 def _stat(process: Path) -> tuple[int, tuple[int, int]] | None:

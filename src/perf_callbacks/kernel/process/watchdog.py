@@ -12,16 +12,10 @@ import weakref
 from collections.abc import Callable
 from typing import Protocol
 
-from perf_callbacks.kernel.clock import monotonic
+from perf_callbacks.kernel.clock import CLOSE_SECONDS, monotonic
 from perf_callbacks.kernel.foreign_errors import let_pass, suppress
 
 PERIOD_SECONDS = 1.0
-
-EXIT_SECONDS = 1.0
-"""Longest wait of the interpreter's end for a tick that is under way."""
-
-HURRY_SECONDS = 2.0
-"""Longest wait of a fit's end for the watchdog's thread, which ends at once unless the machine is very busy."""
 
 log = logging.getLogger("perf_callbacks")
 
@@ -101,10 +95,10 @@ class Watchdog:
         for _ in range(2):  # a tick that was already under way may have missed the end of the fit
             self._ticked.clear()
             self._wake.set()
-            if not self._ticked.wait(HURRY_SECONDS):
+            if not self._ticked.wait(CLOSE_SECONDS):
                 return
             if self._thread is not thread:
-                thread.join(HURRY_SECONDS)
+                thread.join(CLOSE_SECONDS)
                 return
 
     def stop(self) -> None:
@@ -112,7 +106,7 @@ class Watchdog:
         thread, self._ended = self._thread, True
         self._wake.set()
         if thread is not None and thread is not threading.current_thread():
-            thread.join(EXIT_SECONDS)
+            thread.join(CLOSE_SECONDS)
 
     def _run(self) -> None:
         while not self._ended:

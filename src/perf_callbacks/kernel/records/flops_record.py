@@ -5,6 +5,8 @@ from dataclasses import dataclass, field
 
 from perf_callbacks.kernel.records.module_records import ModuleWork
 
+ENOUGH_COVERED = 0.98  # a count that covers less of the weights is a lower bound
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Flops:

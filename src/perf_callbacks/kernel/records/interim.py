@@ -7,12 +7,9 @@ from perf_callbacks.kernel.foreign_errors import suppress
 from perf_callbacks.kernel.records import atomic_file
 from perf_callbacks.kernel.records.codec import Entry, decode, encode
 from perf_callbacks.kernel.records.fit_records import Run, Summary
+from perf_callbacks.kernel.records.journal_file import LONGEST_LINE
 
-MOST_BYTES = 4_000_000
-"""Bytes of the largest file that is read."""
-
-SLACK_SECONDS = 60.0
-"""Largest expected difference between the clocks of a machine and of its file server."""
+SLACK_SECONDS = 60.0  # largest expected difference between the clocks of a machine and of its file server
 
 
 def path_of(journal: Path) -> Path:
@@ -33,7 +30,7 @@ def latest(journal: Path) -> Entry | None:
     path, entry = path_of(journal), None
     with suppress(OSError):
         status = path.stat()
-        if stat.S_ISREG(status.st_mode) and status.st_size <= MOST_BYTES:
+        if stat.S_ISREG(status.st_mode) and status.st_size <= LONGEST_LINE:
             entry = decode(path.read_text(encoding="utf-8", errors="replace"))
     return entry if entry is not None and isinstance(entry.record, Summary) else None
 

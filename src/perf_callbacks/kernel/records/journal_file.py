@@ -9,11 +9,11 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
 from io import FileIO
-from itertools import chain
+from itertools import chain, count
 from pathlib import Path
 from typing import BinaryIO
 
-from perf_callbacks.kernel.clock import perf_counter
+from perf_callbacks.kernel.clock import CLOSE_SECONDS, perf_counter
 from perf_callbacks.kernel.foreign_errors import let_pass, suppress
 from perf_callbacks.kernel.records.codec import Entry, decode, encode
 from perf_callbacks.kernel.records.fit_records import Checklist, Gc, Record, Run, Steps, Summary
@@ -33,20 +33,12 @@ AT_ONCE = (Run, Checklist, Flops, Summary, Stall, Memory, OutOfMemory, Profile)
 SPACING_SECONDS = 0.1
 """Between two writes of other records. Some loops write one in every step, such as an evaluation."""
 
-PENDING = 256
-"""A write begins once this many records are held back."""
+PENDING = 256  # records; then a write begins
 
 MOST_PENDING = 4096
 """Records that are kept while the disk doesn't answer. The oldest are dropped first."""
 
-CLOSE_SECONDS = 1.0
-"""Longest wait of a fit's end for another thread's write."""
-
-LONG_PAUSE = 0.001
-"""Once the journal is full, shorter collections are no longer written."""
-
-MOST_WRITERS = 1000
-"""Journals of one rank in one directory at once."""
+LONG_PAUSE = 0.001  # seconds; once the journal is full, shorter collections are no longer written
 
 FOLDER = "perf_callbacks"
 """Of the journals, in an output directory."""
@@ -207,14 +199,12 @@ class FileJournal(Journal):
     def _open(self, wanted: Path) -> None:
         """Open and lock the first file that no other writer has locked."""
         wanted.parent.mkdir(parents=True, exist_ok=True)
-        for number in range(1, MOST_WRITERS):
+        for number in count(1):
             name = wanted.name if number == 1 else f"{wanted.stem}.{number}{wanted.suffix}"
             file = opened(wanted.with_name(name))
             if lock(file):
                 break
             file.close()
-        else:
-            raise OSError(f"{MOST_WRITERS - 1} other runs write to this directory")
         if number > 1:
             self._complain(f"another run writes {wanted}, so this run writes {name} beside it.")
         self._file, self.path = file, wanted.with_name(name)

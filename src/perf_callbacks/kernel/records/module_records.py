@@ -19,6 +19,9 @@ APART = (OUTSIDE, OPTIMIZER, OTHERS)
 """Paths that stand for no single place in the model."""
 
 
+SUMMED_MODULES = 3  # in a summary
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModuleWork:
     """FLOPs, parameters and activations of a module, without its submodules. Layers of a list share one entry."""
@@ -51,7 +54,7 @@ class ModuleWork:
         return self.model_flops + self.extra_flops
 
 
-def heaviest(lines: Sequence[ModuleWork], most: int = 3) -> tuple[tuple[str, float], ...]:
+def heaviest(lines: Sequence[ModuleWork]) -> tuple[tuple[str, float], ...]:
     """Return the modules with the most executed FLOPs, and their shares of all executed FLOPs.
 
     >>> heaviest([ModuleWork(path="", forward_flops=3), ModuleWork(path="(no module)", modules=0, forward_flops=1)])
@@ -59,5 +62,5 @@ def heaviest(lines: Sequence[ModuleWork], most: int = 3) -> tuple[tuple[str, flo
     """
     total = sum(line.hardware_flops for line in lines)
     heaviest_lines = [line for line in lines if line.path not in APART and line.hardware_flops > 0]
-    heaviest_lines = sorted(heaviest_lines, key=lambda line: line.hardware_flops, reverse=True)[:most]
+    heaviest_lines = sorted(heaviest_lines, key=lambda line: line.hardware_flops, reverse=True)[:SUMMED_MODULES]
     return tuple([(line.name, line.hardware_flops / total) for line in heaviest_lines])

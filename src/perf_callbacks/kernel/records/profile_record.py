@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from perf_callbacks.kernel.records.module_records import APART
+from perf_callbacks.kernel.records.module_records import APART, SUMMED_MODULES
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -104,10 +104,10 @@ class Profile:
     def step_seconds(self) -> float | None:
         return self.span_seconds / self.steps if self.steps else None
 
-    def heaviest_modules(self, most: int = 3) -> dict[str, float]:
+    def heaviest_modules(self) -> dict[str, float]:
         """Return the modules with the most time, and their seconds."""
         modules = [item for item in (self.module_seconds or {}).items() if item[0] not in APART]
-        return dict(sorted(modules, key=lambda item: -item[1])[:most])
+        return dict(sorted(modules, key=lambda item: -item[1])[:SUMMED_MODULES])
 
     def short(self) -> "Profile":
         """For a summary: without operations, copies and lines, and with three modules."""

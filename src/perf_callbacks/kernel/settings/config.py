@@ -128,7 +128,7 @@ def refusal(name: str, value: object) -> str:
 
 def shown(value: object) -> str:
     text = f"a number of {MOST_DIGITS + 1} digits or more" if is_huge(value) else repr(value)
-    return text if len(text) <= MOST_SHOWN else text[:MOST_SHOWN] + "…"
+    return text if len(text) <= LONGEST_TEXT else text[:LONGEST_TEXT] + "…"
 
 
 def is_huge(value: object) -> bool:
@@ -170,8 +170,8 @@ class Rule:
         return word
 
 
-MOST_SHOWN = 200
-"""Longer values are cut in messages."""
+LONGEST_TEXT = 300  # characters of a name, a value or a sentence of unknown origin
+LONGEST_RECORDED = 10_000  # of a whole text in a journal: an error message may hold a whole batch
 
 MOST_DIGITS = 18
 """Python parses up to 4,300 digits, but clocks and files support fewer."""

@@ -10,10 +10,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from perf_callbacks.kernel.clock import sleep
+from perf_callbacks.kernel.clock import POLL_SECONDS, sleep
 from perf_callbacks.kernel.foreign_errors import suppress
 from perf_callbacks.kernel.records.fit_records import Finding, Summary
 from perf_callbacks.kernel.records.journal_file import files, read
+from perf_callbacks.kernel.records.shares import LARGE
 from perf_callbacks.report import cards, report_file
 from perf_callbacks.report.units import duration
 
@@ -22,11 +23,8 @@ PROGRAM = Path(__file__).with_name("train.py")
 
 AS_IT_IS, REMEDIED = "as_it_is", "with_remedy"
 
-BUSY = 0.1
-"""A wait for a CPU is mentioned from this share of the run's time on."""
-
-POLL_SECONDS, PATIENCE_SECONDS = 0.05, 3.0
-"""Between two looks at the program, and after SIGTERM until its end."""
+PATIENCE_SECONDS = 3.0
+"""From SIGTERM to the program's end."""
 
 LOOPBACK = {"linux": "lo", "darwin": "lo0"}
 
@@ -95,7 +93,7 @@ class TwoRuns:
         first = self._run_once(AS_IT_IS, [*several, *ready, "--seconds", f"{seconds:g}"])
         finding = self.finding = about_fault(first.summary, ranks)
         if finding is None:
-            why = "the training had no CPU for long" if first.no_cpu_share >= BUSY else "see its card above"
+            why = "the training had no CPU for long" if first.no_cpu_share >= LARGE else "see its card above"
             raise UnfinishedError(f"The verdict doesn't name the hidden fault: {why}. The fault: {self.fault}")
         if finding is not first.summary.findings[0]:
             self.say('The verdict names another cause first. The hidden fault is in a line that begins with "also".')
@@ -138,7 +136,7 @@ class TwoRuns:
         if not self.runs[1].summary.long_enough:
             yield "With the remedy, all steps took less than ten seconds, which is too short for a verdict."
         busiest = max(run.no_cpu_share for run in self.runs)
-        if busiest >= BUSY:
+        if busiest >= LARGE:
             users = "loader workers, ranks or other programs"
             yield f"The training had no CPU for up to {busiest:.0%} of its time: {users} used the CPUs."
 

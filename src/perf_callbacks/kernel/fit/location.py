@@ -1,4 +1,4 @@
-"""Place of a fit (directory, device, rank), and the journal record that opens the fit."""
+"""Location of a fit (directory, device, rank), and the journal record that opens the fit."""
 
 import logging
 import os
@@ -30,7 +30,7 @@ log = logging.getLogger("perf_callbacks")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Place:
+class FitLocation:
     """What the integration of a fit knows about its output, device and ranks."""
 
     integration: str
@@ -55,36 +55,36 @@ class Place:
 class Ambiguity:
     """Says if it is unknown, by now, which ranks share their samples. Rank 0 warns once."""
 
-    def __init__(self, place: Place) -> None:
-        self._place, self._transfers, self._warned = place, WAITS.transfers, False
+    def __init__(self, location: FitLocation) -> None:
+        self._location, self._transfers, self._warned = location, WAITS.transfers, False
 
     def __call__(self, step: int) -> bool:
         """Return True if it is unknown after this step. A pipeline has transfers in each step, a metric in few."""
-        why, transfers = self._place.ambiguous, WAITS.transfers - self._transfers
-        if why is None and self._place.data_parallel is None and transfers >= max(1, step - self._place.step):
+        why, transfers = self._location.ambiguous, WAITS.transfers - self._transfers
+        if why is None and self._location.data_parallel is None and transfers >= max(1, step - self._location.step):
             why = "ranks exchange tensors in pairs, as the stages of a pipeline do"
-        if why is not None and self._place.rank == 0 and not self._warned:
+        if why is not None and self._location.rank == 0 and not self._warned:
             self._warned = True
             log.warning("perf_callbacks: rates of the whole job are unknown: %s; %s.", why, meshes.ADVICE)
         return why is not None
 
 
-def opening(settings: Settings, place: Place, timing: Timing, training: Mapping[str, Any]) -> Run:
+def opening(settings: Settings, location: FitLocation, timing: Timing, training: Mapping[str, Any]) -> Run:
     """A resumed fit keeps its run id."""
-    carried, where = place.carried or {}, device.device_at(place.device)
+    carried, where = location.carried or {}, device.device_at(location.device)
     return Run(
-        run_id=run_id(place),
+        run_id=run_id(location),
         attempt=int(carried.get("attempt") or 0) + 1,
-        step=place.step,
-        rank=place.rank,
-        world_size=place.world_size,
+        step=location.step,
+        rank=location.rank,
+        world_size=location.world_size,
         device=where.name,
         tensor_cores=where.features().tensor_cores,
-        devices=place.devices,
-        data_parallel=None if place.ambiguous else place.data_parallel or place.world_size,
+        devices=location.devices,
+        data_parallel=None if location.ambiguous else location.data_parallel or location.world_size,
         timeline="host" if timing.timeline is None else "device",
         unstaged=timing.unstaged,
-        door=place.integration,
+        door=location.integration,
         versions={
             "perf_callbacks": __version__,
             "python": platform.python_version(),
@@ -96,7 +96,7 @@ def opening(settings: Settings, place: Place, timing: Timing, training: Mapping[
         from_file=settings.from_file,
         started_unix=unix_time(),
         process_seconds=chain.process_seconds(),
-        restore_seconds=place.restore_seconds,
+        restore_seconds=location.restore_seconds,
         **chain.uptime(),
         **signs_of_life.own_process(),
         resumed_unix=chain.number(carried, "started_unix"),
@@ -105,16 +105,16 @@ def opening(settings: Settings, place: Place, timing: Timing, training: Mapping[
     )
 
 
-def run_id(place: Place) -> str:
-    return str((place.carried or {}).get("run_id") or uuid.uuid4().hex)
+def run_id(location: FitLocation) -> str:
+    return str((location.carried or {}).get("run_id") or uuid.uuid4().hex)
 
 
-def earlier(place: Place) -> Amounts:
+def earlier(location: FitLocation) -> Amounts:
     """Return this rank's amounts in earlier attempts. Unknown if the checkpoint is not of this rank and step."""
-    carried = place.carried or {}
-    if place.step == 0 and place.carried is None:
+    carried = location.carried or {}
+    if location.step == 0 and location.carried is None:
         return Amounts()
-    if (carried.get("rank"), carried.get("step")) != (place.rank, place.step):
+    if (carried.get("rank"), carried.get("step")) != (location.rank, location.step):
         return Amounts(samples=None, tokens=None)
     return Amounts(samples=carried.get("samples"), tokens=carried.get("tokens"))
 
@@ -126,22 +126,22 @@ def data_parallel(accelerator: Any) -> int | None:
     return max(1, int(accelerator.num_processes) // int(parallelism.non_data_parallel_size))
 
 
-def by_meshes(place: Place, model: torch.nn.Module) -> Place:
+def by_meshes(location: FitLocation, model: torch.nn.Module) -> FitLocation:
     """If the framework gave no data-parallel size, take it from the device meshes of the parameters."""
-    if place.world_size == 1 or place.data_parallel is not None:
-        return place
+    if location.world_size == 1 or location.data_parallel is not None:
+        return location
     try:
-        return replace(place, data_parallel=meshes.data_parallel(model, place.world_size))
+        return replace(location, data_parallel=meshes.data_parallel(model, location.world_size))
     except meshes.Ambiguous as why:
-        return replace(place, ambiguous=str(why))
+        return replace(location, ambiguous=str(why))
 
 
-def of_loop(model: torch.nn.Module, carried: Mapping[str, Any], data_parallel: int | None) -> Place:
-    """Return the place of a plain loop: the device of its model, and its rank in torch's process group."""
+def of_loop(model: torch.nn.Module, carried: Mapping[str, Any], data_parallel: int | None) -> FitLocation:
+    """Return the location of a plain loop: the device of its model, and its rank in torch's process group."""
     parameter = next(model.parameters(), None)
     distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
     world_size = torch.distributed.get_world_size() if distributed else 1
-    place = Place(
+    location = FitLocation(
         integration="loop",
         directory=Path(),
         device=torch.device("cpu") if parameter is None else parameter.device,
@@ -153,29 +153,29 @@ def of_loop(model: torch.nn.Module, carried: Mapping[str, Any], data_parallel: i
     )
     if world_size % (data_parallel or 1):
         why = f"data_parallel={data_parallel} does not divide {world_size} ranks"
-        return replace(place, data_parallel=None, ambiguous=why)
-    return by_meshes(place, model)
+        return replace(location, data_parallel=None, ambiguous=why)
+    return by_meshes(location, model)
 
 
-def output_directory(config: PerfConfig, place: Place, run: Run, *, id_shared: bool) -> Path | None:
+def output_directory(config: PerfConfig, location: FitLocation, run: Run, *, id_shared: bool) -> Path | None:
     """None: `output_dir` is not set, or the journal is off. `id_shared`: all ranks have the same run id."""
     if config.output_dir is None or not config.journal:
         return None
-    shared = id_shared or place.world_size == 1 or bool((place.carried or {}).get("run_id"))
+    shared = id_shared or location.world_size == 1 or bool((location.carried or {}).get("run_id"))
     if not shared and "{run}" in config.output_dir.replace("{{", ""):
         log.warning(
             "perf_callbacks: rank %d doesn't know the id of rank 0's run: {run} in output_dir is the job's id.",
-            place.rank,
+            location.rank,
         )
     run_id = run.run_id if shared else None
     return Path(filled(config.output_dir, job=run.job_id, run=run_id, host=run.host)).expanduser()
 
 
-def new_journal(config: PerfConfig, place: Place, directory: Path, began: float, clock: Callable[[], float]) -> Journal:
+def new_journal(config: PerfConfig, rank: int, directory: Path, began: float, clock: Callable[[], float]) -> Journal:
     if not config.journal:
         return Journal()
     return FileJournal(
-        directory.expanduser() / FOLDER / f"rank{place.rank}.jsonl",
+        directory.expanduser() / FOLDER / f"rank{rank}.jsonl",
         max_bytes=config.max_journal_mb * 1_000_000,
         complain=partial(log.warning, "perf_callbacks: %s"),
         began=began,

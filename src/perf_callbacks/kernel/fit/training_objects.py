@@ -12,7 +12,7 @@ from perf_callbacks.kernel.records.fit_records import Checklist
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Setup:
+class TrainingObjects:
     """Optimizers, data loaders and settings with which a fit trains."""
 
     optimizers: tuple[Any, ...] = ()
@@ -30,11 +30,11 @@ class Setup:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Training:
+class FitContext:
     """Arguments that the factories of observers get besides the recorder."""
 
     model: nn.Module | None
-    setup: Callable[[], Setup] = Setup
+    objects: Callable[[], TrainingObjects] = TrainingObjects
     """Returns the fit's optimizers and loaders. The call may raise any error."""
     armed: bool = False
     """True if a launcher, and not the program itself, has added the callback."""
