@@ -21,7 +21,7 @@ from perf_callbacks.kernel.engine.observer import Observer
 from perf_callbacks.kernel.engine.stages import Stage
 from perf_callbacks.kernel.engine.tape import Tape
 from perf_callbacks.kernel.engine.work_model import WorkModel
-from perf_callbacks.kernel.fit.place import Place
+from perf_callbacks.kernel.fit.location import FitLocation
 from perf_callbacks.kernel.fit.recorder import Recorder
 from perf_callbacks.kernel.process.gc_observer import GcObserver
 from perf_callbacks.kernel.records.codec import attempts
@@ -99,7 +99,7 @@ def make(tmp_path, owner):
 
     def recorder(clock=None, directory=tmp_path, **config):
         settings = resolve(PerfConfig(**config), {})
-        place = Place(integration="loop", directory=directory, device=torch.device("cpu"))
+        place = FitLocation(integration="loop", directory=directory, device=torch.device("cpu"))
         made.append(Recorder(settings, place, **({"clock": clock} if clock else {})))
         if made[-1].active:
             methods.stages(made[-1], owner, "method", Stage.FORWARD)
@@ -217,7 +217,9 @@ def test_a_change_that_stays_keeps_no_other_from_being_undone(tmp_path, make, ow
 
 
 def test_a_second_close_does_nothing_and_a_closed_recorder_is_freed(tmp_path, caplog):
-    recorder = Recorder(resolve(None, {}), Place(integration="loop", directory=tmp_path, device=torch.device("cpu")))
+    recorder = Recorder(
+        resolve(None, {}), FitLocation(integration="loop", directory=tmp_path, device=torch.device("cpu"))
+    )
     recorder.close()
     recorder.close("again")
     assert [type(record) for record in journal(tmp_path)].count(Summary) == 1
@@ -311,7 +313,9 @@ def test_the_watchdog_looks_after_a_recorder_for_as_long_as_it_lives(make, monke
 )
 def test_an_interrupt_of_the_close_leaves_no_change_and_no_open_file(tmp_path, owner, monkeypatch, call):
     callbacks = list(gc.callbacks)
-    recorder = Recorder(resolve(None, {}), Place(integration="loop", directory=tmp_path, device=torch.device("cpu")))
+    recorder = Recorder(
+        resolve(None, {}), FitLocation(integration="loop", directory=tmp_path, device=torch.device("cpu"))
+    )
     methods.stages(recorder, owner, "method", Stage.FORWARD)
     path = recorder.journal_path
     assert descriptors(path)
