@@ -32,18 +32,13 @@ def gpt2(**config):
     return GPT2LMHeadModel(GPT2Config(**(small | config)))
 
 
-def mamba(name="Mamba", **config):
+def mamba(**config):
     """A Mamba of one layer, without kernels of its own."""
-    import transformers
+    from transformers import MambaConfig, MambaForCausalLM
 
     torch.manual_seed(0)
     small = {"vocab_size": VOCABULARY, "hidden_size": 16, "state_size": 4, "num_hidden_layers": 1, "expand": 2}
-    small |= {
-        "Mamba": {"time_step_rank": 2},
-        "Mamba2": {"num_heads": 4, "head_dim": 8, "n_groups": 1, "chunk_size": 8},
-    }[name]
-    kind = getattr(transformers, f"{name}Config")
-    return getattr(transformers, f"{name}ForCausalLM")(kind(**(small | {"use_cache": False} | config)))
+    return MambaForCausalLM(MambaConfig(**(small | {"time_step_rank": 2, "use_cache": False} | config)))
 
 
 def ids(rows, length, **more):
@@ -66,19 +61,38 @@ def truth(model, batch):
     return counter.work().model_flops
 
 
-def loop(directory, model, batches, *, flops="count", each=1, **config):
-    """Train in a plain loop, `each` batches a step; the losses."""
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    losses = []
-    config = PerfConfig(output_dir=str(directory), flops=flops, **config)
+def fit(directory, model, batches, step=None, *, optimizer=None, each=1, after=None, rows=None, **config):
+    """Train in a plain loop, `each` batches a step, and return what `measure` gave.
+
+    `step` gets the number of a batch, from 1 on, and the batch, and does forward and backward; `after` is called when
+    the optimizer is done. `rows` collects a row of each step, for which the steps are read.
+    """
+    optimizer = optimizer or torch.optim.SGD(model.parameters(), lr=0.01)
+    config = PerfConfig(output_dir=str(directory), **({"gc": "off"} | config))
+    step = step or (lambda _, batch: loss_of(model, batch).backward())
     with measure(model=model, optimizer=optimizer, loader=batches, config=config) as perf:
         for number, batch in enumerate(perf.loader, start=1):
-            loss = loss_of(model, batch)
-            loss.backward()
-            losses.append(loss.item())
+            closure = step(number, batch)
             if number % each == 0:
-                optimizer.step()
+                optimizer.step(*[closure] * callable(closure))
                 optimizer.zero_grad()
+            if after is not None:
+                after()
+            if rows is not None and number % each == 0:
+                rows.append(perf.row())
+    return perf
+
+
+def loop(directory, model, batches, **options):
+    """The losses of a fit."""
+    losses = []
+
+    def step(_, batch):
+        loss = loss_of(model, batch)
+        loss.backward()
+        losses.append(loss.item())
+
+    fit(directory, model, batches, step, **options)
     return losses
 
 
