@@ -3,6 +3,7 @@
 import pytest
 import torch
 from counted import gpt2, ids, loss_of, mamba
+from flops.model_kinds import labelled
 from flops.models import MIXTRAL, hugging
 from flops.test_strange import ByNumpy, custom_operation
 from rows import each_row
@@ -104,11 +105,7 @@ COVERED = {
     "indexed, added or prepended": (Positions, lambda: torch.ones(2, 8, dtype=torch.long), 1.0),
     "no weights to multiply": (lambda: nn.LayerNorm(WIDE), batch, None),
     "experts that did not run": (Choosing, batch, 1.0),
-    "experts in one weight": (
-        lambda: hugging("MixtralForCausalLM", MIXTRAL),
-        lambda: {"input_ids": tokens(), "labels": tokens()},
-        1.0,
-    ),
+    "experts in one weight": (lambda: hugging("MixtralForCausalLM", MIXTRAL), labelled, 1.0),
     "an LSTM and a convolution": (Both, lambda: torch.randn(2, 6, WIDE), 1.0),
     "a state space model": (mamba, lambda: ids(2, 8), pytest.approx(1.0, abs=0.02)),
 }
