@@ -3,6 +3,7 @@
 from types import SimpleNamespace
 
 import pytest
+import torch
 from counted import counts, excluded, gpt2, ids, known, left_behind, loop, truth
 from tiny import llama, records
 from torch import nn
@@ -34,9 +35,13 @@ def compiled():
     return model
 
 
+def wrapped():
+    return torch.compile(llama(), backend=lambda graph, _: graph.forward)
+
+
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf Tensor")  # Dynamo's
 @pytest.mark.usefixtures("never_eager", "new_compiler")
-@pytest.mark.parametrize("make", [llama, compiled])
+@pytest.mark.parametrize("make", [llama, compiled, wrapped])
 def test_a_model_that_can_be_repeated_is_counted_on_a_copy(tmp_path, make):
     true = {rows: truth(llama(), ids(rows, 8)) for rows in (2, 3)}
     before = left_behind()
