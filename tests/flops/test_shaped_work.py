@@ -46,11 +46,6 @@ def test_a_step_is_the_sum_of_its_batches_and_of_the_optimizer():
     assert shaped.of([ids(2, 8), images(2)]) is None
 
 
-def test_a_single_count_tells_of_no_other_size():
-    shaped = learned(transformer, ids, (2, 8))
-    assert [shaped.of([ids(*size)]) for size in ((4, 8), (2, 16), (4, 16), (1, 8), (2, 1))] == [None] * 5
-
-
 def test_work_that_does_not_depend_on_rows_is_not_taken_for_that_of_a_row():
     def with_a_rest(rows, _):
         return Work({LINEAR: 10 * rows + 3})
@@ -60,28 +55,6 @@ def test_work_that_does_not_depend_on_rows_is_not_taken_for_that_of_a_row():
     shaped.learn([ids(3, 8)], [with_a_rest(3, 8)])
     assert shaped.of([ids(4, 8)]).model_flops == 43
     assert shaped.of([ids(4, 9)]) is None
-
-
-def angled(rows, length):
-    """As a transformer that works out its angles of positions once for all rows."""
-    return Work({**transformer(rows, length).cells, SCORES: 4 * rows * length**2 + 3 * length})
-
-
-def test_work_that_is_done_once_for_all_rows_is_told_from_that_of_a_row():
-    shaped = learned(angled, ids, (2, 8), (5, 16))
-    assert shaped.of([ids(4, 10)]) is None
-    shaped.learn([ids(2, 12)], [angled(2, 12)])
-    assert shaped.of([ids(4, 10)]).model_flops == angled(4, 10).model_flops
-
-
-def test_it_takes_three_lengths_where_rows_are_as_many_each_time():
-    shaped = learned(angled, ids, (2, 8), (2, 16))
-    assert shaped.of([ids(2, 10)]) is None
-    shaped.learn([ids(2, 12)], [angled(2, 12)])
-    assert shaped.of([ids(2, 10)]).model_flops == angled(2, 10).model_flops
-    assert shaped.of([ids(3, 10)]) is None
-    shaped.learn([ids(1, 4)], [angled(1, 4)])
-    assert shaped.of([ids(3, 10)]).model_flops == angled(3, 10).model_flops
 
 
 @pytest.mark.parametrize("counted", [[(2, 8), (2, 16), (5, 12)], [(2, 8), (5, 8), (5, 12)], [(2, 8), (5, 8), (5, 8)]])
@@ -109,16 +82,6 @@ def test_a_law_that_a_count_of_other_rows_contradicts_is_given_up():
     shaped = learned(chunked, ids, (2, 8), (2, 16))
     shaped.learn([ids(3, 5)], [chunked(3, 5)])
     assert shaped.of([ids(2, 5)]) is None
-
-
-def test_a_head_that_sees_a_row_takes_a_third_length():
-    def classifier(rows, length):
-        return Work({LINEAR: 10 * rows * length + 6 * rows, SCORES: 4 * rows * length**2})
-
-    shaped = learned(classifier, ids, (2, 8), (2, 16))
-    assert shaped.of([ids(2, 5)]) is None
-    shaped.learn([ids(3, 11)], [classifier(3, 11)])
-    assert shaped.of([ids(7, 5)]).model_flops == classifier(7, 5).model_flops
 
 
 @pytest.mark.parametrize("padding", [1, 3])
@@ -265,15 +228,6 @@ def test_batches_of_one_shape_with_different_work_are_not_alike():
     shaped.learn([ids(2, 8)] * 2, [Work({LINEAR: 100}), Work({LINEAR: 102})])
     assert shaped.of([ids(2, 8)] * 2) == StepFlops(202, 202)
     assert shaped.of([ids(2, 8)]) is None
-
-
-def test_recomputation_is_scaled_and_is_no_work_of_the_model():
-    def checkpointed(rows, length):
-        return Work({**transformer(rows, length).cells, AGAIN: 5 * rows * length})
-
-    shaped = learned(checkpointed, ids, (2, 8), (4, 16))
-    scaled = shaped.of([ids(3, 5)])
-    assert scaled == StepFlops(transformer(3, 5).model_flops, checkpointed(3, 5).hardware_flops)
 
 
 def test_a_sort_of_work_that_only_some_shapes_have_is_not_scaled():
