@@ -5,7 +5,6 @@ import hashlib
 import sys
 import warnings
 from importlib.metadata import version
-from types import SimpleNamespace
 
 import torch
 import torch._dynamo  # it adds a filter of warnings when it is imported
@@ -106,32 +105,25 @@ def known(directory, **which):
     return [step.get("model_flops") for step in steps(directory, **which)]
 
 
-def excluded(directory, reasons=(COUNTED, RECOUNTED)):
+def excluded(directory):
     """The steps that are in no row because they were counted."""
-    return [step["step"] for step in steps(directory) if step.get("excluded") in reasons]
-
-
-_NO_HANDLER = SimpleNamespace(start_callbacks=[])
+    return [step["step"] for step in steps(directory) if step.get("excluded") in {COUNTED, RECOUNTED}]
 
 
 def left_behind():
     """What a count changes in the process while it goes on."""
-    frame = sys.modules.get("torch._dynamo.eval_frame")
     return {
         "modes": list(_get_current_dispatch_mode_stack()),
-        "stance": "default" if frame is None else frame._stance.stance,
+        "stance": torch._dynamo.eval_frame._stance.stance,
         "before": dict(modules._global_forward_pre_hooks),
         "after": dict(modules._global_forward_hooks),
         "filters": list(warnings.filters),
         "profile": sys.getprofile(),
-        "compilations": [*getattr(sys.modules.get("torch._dynamo"), "callback_handler", _NO_HANDLER).start_callbacks],
+        "compilations": [*torch._dynamo.callback_handler.start_callbacks],
     }
 
 
 def bits(model):
     """Its weights, to the last bit, told so that a difference is shown at once."""
-    return {name: _digest(value.detach().float().numpy()) for name, value in model.state_dict().items()}
-
-
-def _digest(array):
-    return hashlib.sha256(array.tobytes()).hexdigest()[:16]
+    arrays = {name: value.detach().float().numpy() for name, value in model.state_dict().items()}
+    return {name: hashlib.sha256(array.tobytes()).hexdigest()[:16] for name, array in arrays.items()}

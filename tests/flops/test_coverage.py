@@ -120,7 +120,7 @@ def test_a_model_that_torch_multiplies_is_no_lower_bound(name):
 
 @pytest.mark.parametrize("tied", [False, True])
 @pytest.mark.parametrize("make", [llama, gpt2])
-def test_a_head_that_is_tied_to_the_embedding_is_one_weight(make, tied):
+def test_a_head_tied_to_the_embedding_is_a_single_weight(make, tied):
     model = make(tie_word_embeddings=tied)
     with FlopCounter() as counter:
         model(**ids(2, 8)).loss.backward()

@@ -109,7 +109,7 @@ def test_matrices_that_do_not_fit_leave_the_smaller_ones():
     assert by_dtype(Machine(largest=128), ["float32"]) == {}
 
 
-def test_all_dtypes_share_the_time_and_those_that_fail_are_left_out():
+def test_all_dtypes_share_the_time_and_failures_are_left_out():
     def refuse():
         raise RuntimeError('"addmm_impl_cpu_" not implemented for this')
 

@@ -74,7 +74,7 @@ class Net(nn.Module):
         return self.way(self.second, self.way(self.first, x) @ self.own)
 
 
-def test_a_module_called_twice_and_at_two_places_is_one_line():
+def test_a_module_called_twice_and_at_two_places_is_a_single_line():
     model = nn.ModuleDict({"a": layer()})
     model["b"] = model["a"]
     assert flops(model, lambda: model["b"](model["a"](model["a"](inputs()))).sum().backward()) == {"a": (3, 6, 0)}
@@ -208,7 +208,7 @@ def test_many_modules_are_cut_to_a_few_lines():
 
 @pytest.mark.parametrize("checkpointing", [None, True, False])
 @pytest.mark.filterwarnings("ignore:.gradient_checkpointing_enable. is deprecated:FutureWarning")
-def test_activations_sum_to_those_of_the_step(checkpointing):
+def test_activations_sum_to_the_step(checkpointing):
     model = tiny.llama(num_hidden_layers=2).train()
     if checkpointing is not None:
         model.gradient_checkpointing_enable({"use_reentrant": checkpointing})

@@ -137,7 +137,7 @@ def test_other_recurrent_layers_are_products_at_each_time(kind):
 
 
 @pytest.mark.parametrize("kernel", ["flash", "efficient", "cudnn"])
-def test_keys_that_heads_share_are_counted_by_whatever_version_of_torch(monkeypatch, kernel):
+def test_keys_that_heads_share_are_counted_by_any_version_of_torch(monkeypatch, kernel):
     def refuse(*_):
         raise AssertionError
 
@@ -269,7 +269,7 @@ CAUSAL = {
 
 
 @each_row("name", CAUSAL)
-def test_masked_flops_are_those_of_pairs_that_a_kernel_was_told_to_skip(name):
+def test_masked_flops_are_of_pairs_that_a_kernel_was_told_to_skip(name):
     options, keys, causal, masked = CAUSAL[name]
     query, key, value = random(B, 2, M, 8), random(B, 2, keys, 8), random(B, 2, keys, 8)
     with FlopCounter() as counter:

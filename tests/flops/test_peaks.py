@@ -174,7 +174,7 @@ def test_a_device_that_is_not_known_has_no_peak(device):
     assert peaks.lookup(device) is None
 
 
-def test_peaks_of_other_dtypes_are_those_of_their_data_sheets():
+def test_peaks_of_other_dtypes_follow_data_sheets():
     dense = {"NVIDIA GB300": 15000, "NVIDIA GB200": 10000, "NVIDIA B300 SXM6 AC": 13125, "NVIDIA B200": 9000}
     for name in ("fp4", "float4_e2m1fn_x2"):
         assert {device: tflops(device, name) for device in dense} == dense
@@ -204,7 +204,7 @@ def test_peaks_of_other_dtypes_are_those_of_their_data_sheets():
         ("Intel(R) Data Center GPU Max 1100", 448, 355.5),
     ],
 )
-def test_devices_of_one_name_differ_by_their_multiprocessors(device, processors, dense):
+def test_devices_of_equal_names_differ_by_their_multiprocessors(device, processors, dense):
     assert tflops(device, processors=processors) == dense
 
 

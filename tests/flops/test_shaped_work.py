@@ -223,7 +223,7 @@ def test_work_that_can_not_be_shared_is_known_of_such_a_step_alone():
     assert shaped.of([ids(2, 8)]) is None
 
 
-def test_batches_of_one_shape_with_different_work_are_not_alike():
+def test_batches_of_equal_shape_with_different_work_are_not_alike():
     shaped = ShapedWork()
     shaped.learn([ids(2, 8)] * 2, [Work({LINEAR: 100}), Work({LINEAR: 102})])
     assert shaped.of([ids(2, 8)] * 2) == StepFlops(202, 202)

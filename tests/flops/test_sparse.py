@@ -69,7 +69,7 @@ def test_blocks_are_multiplied_with_their_zeros(name):
         assert count(partial(run, matrix("bsr"))) == {"forward": 2 * NUMBER["bsr"] * columns}
 
 
-def test_values_that_were_not_added_up_are_multiplied_one_by_one():
+def test_values_that_were_not_added_up_are_multiplied_singly():
     places = torch.tensor([[0, 0, 1], [2, 2, 3]])
     assert count(lambda: torch.sparse_coo_tensor(places, torch.ones(3), (M, K)) @ dense(K, N))["forward"] == 2 * 3 * N
 
@@ -91,7 +91,7 @@ def test_gradients_of_stored_values_are_as_many_products():
     assert count(lambda: torch.sparse.mm(weights, dense(K, N))) == {"forward": product, "backward": 2 * product}
 
 
-def test_a_mean_over_neighbours_costs_what_their_sum_costs():
+def test_a_mean_over_neighbours_costs_as_much_as_their_sum():
     stored = matrix("csr")
     product = 2 * len(STORED) * N
     assert count(lambda: torch.sparse.mm(stored, dense(K, N), "mean"))["forward"] == product

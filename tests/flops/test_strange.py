@@ -195,7 +195,7 @@ def test_an_error_in_the_backward_leaves_no_mode_and_the_next_step_counts():
     assert counter.work().by_phase == {"forward": PRODUCT, "backward": PRODUCT}
 
 
-def test_a_step_without_a_loss_counts_what_ran():
+def test_a_step_without_a_loss_is_counted():
     layer = Layer()
     with FlopCounter() as counter:
         layer(dense())

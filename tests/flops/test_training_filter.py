@@ -50,7 +50,7 @@ def test_work_that_is_not_booked_is_neither_counted_nor_noted():
 
 
 @pytest.mark.parametrize("at_first", [True, False])
-def test_a_module_may_begin_in_one_state_and_end_in_the_other(at_first):
+def test_a_module_may_begin_and_end_in_different_states(at_first):
     (counter, switch), model = counting(), layer()
     model.register_forward_hook(lambda *_: setattr(switch, "on", not at_first))
     switch.on = at_first

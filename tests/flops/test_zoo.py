@@ -173,7 +173,7 @@ def counted(case):
 
 
 @each_row("case", at_hand(CASES))
-def test_a_step_costs_what_was_written_down(case):
+def test_a_step_costs_as_much_as_by_hand(case):
     assert counted(case).by_phase == case.formula().by_phase
 
 

@@ -126,7 +126,7 @@ class Nested(nn.Linear):
 
 
 @each_row("kind", [nn.Linear, Probing, Falling, Nested])
-def test_micro_batches_are_counted_whatever_a_model_survives(tmp_path, kind):
+def test_micro_batches_are_counted_if_a_model_survives_its_errors(tmp_path, kind):
     loop(tmp_path / kind.__name__, kind(8, 2), [torch.ones(4, 8)] * 6, each=2)
     assert known(tmp_path / kind.__name__) == [2 * 4 * 4 * 8 * 2] * 3  # forward, and the gradients of weights
     assert len(counts(tmp_path / kind.__name__)) == 1

@@ -32,7 +32,7 @@ def train(directory, flops, *, autocast=False, each=1, checkpointed=False):
 
 @pytest.mark.filterwarnings("ignore:.gradient_checkpointing_enable. is deprecated:FutureWarning")
 @pytest.mark.parametrize("way", WAYS)
-def test_a_counted_fit_is_as_one_without_counts(tmp_path, way):
+def test_a_counted_fit_is_as_without_counts(tmp_path, way):
     before, options = left_behind(), WAYS[way]
     assert train(tmp_path / "count", "count", **options) == train(tmp_path / "off", "off", **options)
     assert left_behind() == before
@@ -45,6 +45,6 @@ def test_a_counted_fit_is_as_one_without_counts(tmp_path, way):
     assert counts(tmp_path / "off") == []
 
 
-def test_an_estimated_fit_is_as_one_without_estimates(tmp_path):
+def test_an_estimated_fit_is_as_without_estimates(tmp_path):
     assert train(tmp_path / "estimate", "estimate") == train(tmp_path / "off", "off")
     assert len(counts(tmp_path / "estimate")) == 1

@@ -239,7 +239,7 @@ WAYS = {
 
 
 @pytest.mark.parametrize(("train", "way"), crossed(LOOPS, WAYS))
-def test_the_samples_of_a_step_are_those_that_it_trains_on(tmp_path, train, way):
+def test_the_samples_of_a_step_are_of_batches_that_it_trains_on(tmp_path, train, way):
     measured, batches = way
     summary, trained, done = measured(tmp_path, train, batches)
     assert [step["samples"] for step in done] == trained
@@ -291,7 +291,7 @@ def test_a_batch_with_accelerate_that_no_call_tells_from_others_is_unknown(tmp_p
 
 
 @pytest.mark.parametrize("name", ["prefetches, itself", "prefetches, a_copy", "drops, itself", "drops, a_copy"])
-def test_the_flops_of_a_step_are_those_of_the_batch_that_it_trains_on(tmp_path, name):
+def test_the_flops_of_a_step_are_of_batches_that_it_trains_on(tmp_path, name):
     summary, trained, done = plainly(tmp_path, LOOPS[name], ALL_SIZES)
     assert [step["model_flops"] for step in done[2:]] == [(4 * 16 * 8 + 6 * 8) * rows for rows in trained[2:]]
     assert summary.flops.unknown is None

@@ -93,7 +93,7 @@ def fetching(fetch):
         (amounts_beside_a_batch, STEPS * 2, STEPS * 7, False),
     ],
 )
-def test_amounts_and_waits_are_those_that_the_loop_tells(tmp_path, fetch, samples, tokens, data):
+def test_amounts_and_waits_are_as_the_loop_tells(tmp_path, fetch, samples, tokens, data):
     summary = Loop(tmp_path, fetching(fetch)).summary
     assert (summary.steps, summary.samples, summary.tokens) == (STEPS, samples, tokens)
     assert ("data_time" in summary.stage_seconds) is data

@@ -164,30 +164,6 @@ def test_a_fit_that_ends_before_a_count_says_so(tmp_path):
     assert "TFLOPS and MFU unknown: the fit ended before a step was counted" in card(summary)
 
 
-class Jumping(nn.Linear):
-    """Multiplies a number of times that follows no law of the length."""
-
-    def forward(self, x):
-        for _ in range(x.shape[1] * 7 % 5 + 1):
-            x = super().forward(x)
-        return x
-
-
-def test_shapes_that_follow_no_law_have_flops_of_some_steps(tmp_path):
-    lengths = [2, 3, 4, 5, 6, 7, 9, 12, 3, 14]
-    summary = fit(tmp_path, Jumping(8, 8), [torch.ones(2, length, 8) for length in lengths]).summary
-    steps = f"{summary.flops.steps} of {summary.included_steps} steps"
-    assert 0 < summary.flops.steps < summary.included_steps
-    assert summary.flops.unknown.startswith(f"known for {steps}: batches")
-    assert f"FLOPs {summary.flops.unknown}" in card(summary)
-
-
-def test_flops_that_are_off_need_no_word(tmp_path):
-    summary = fit(tmp_path, nn.Linear(WIDTH, WIDTH), BATCHES, flops="off").summary
-    assert summary.flops is None
-    assert not [line for line in card(summary) if "unknown" in line and "tokens/s" not in line]
-
-
 @each_row(
     ("lengths", "flops", "source"),
     [

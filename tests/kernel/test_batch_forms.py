@@ -109,7 +109,7 @@ def test_arrays_of_numpy_are_read_as_tensors_are(kind):
         ({"rows": ["a", "b"], "x": X}, 4, (("x", (4, 3)),)),
     ],
 )
-def test_shapes_are_read_from_whatever_holds_them(batch, samples, shape):
+def test_shapes_are_read_from_any_container(batch, samples, shape):
     found = read(batch)
     assert (found.samples, found.shape) == (samples, shape)
 
@@ -201,7 +201,7 @@ def test_packed_sequences_have_rows_and_steps(enforce_sorted):
         pytest.param(Data(x=t(30, 3), edge_index=t(2, 90)), None, id="one graph"),
     ],
 )  # fmt: skip
-def test_samples_are_those_on_which_tensors_agree_or_unknown(batch, samples):
+def test_samples_are_agreed_on_by_tensors_or_unknown(batch, samples):
     assert read(batch).samples == samples
     assert read(batch).shape != ()
 
@@ -304,7 +304,7 @@ def looked_up(reader, batches, *indices, rows=50):
     )
 
 
-def test_tokens_are_those_of_the_tensor_that_was_looked_up():
+def test_tokens_are_of_the_tensor_that_was_looked_up():
     reader, x, y = BatchReader(), IDS.clone(), IDS.clone()
     before = reader.read((x, y))
     assert before.tokens is None

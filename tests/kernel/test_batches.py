@@ -117,7 +117,7 @@ def test_batches_of_several_forms_are_told_apart():
         assert [reader.read(batch) for batch in forms] == first
 
 
-def test_a_batch_that_makes_what_it_lacks_is_left_as_it_is():
+def test_a_batch_that_makes_missing_parts_is_left_as_it_is():
     reader = BatchReader()
     for _ in range(100):
         reader.read(defaultdict(list, x=torch.ones(2, 8)))
