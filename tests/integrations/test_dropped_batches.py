@@ -32,7 +32,7 @@ class Loop:
     def __init__(self):
         self.model = nn.Sequential(nn.Linear(16, 8), nn.ReLU(), nn.Linear(8, 1))
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=1e-3)
-        self.trained = []
+        self.buffer, self.trained = torch.empty(4, 16), []
         self.backward = torch.Tensor.backward
 
     def loss(self, x):
@@ -64,6 +64,10 @@ def twice(loop, x):
 def two_copies(loop, x):
     loop.backward(loop.loss(x + 1) + loop.loss(x + 2))
     loop.step(len(x))
+
+
+def in_a_buffer(loop, x):
+    loop.train(loop.buffer.copy_(x) if len(x) == len(loop.buffer) else x)
 
 
 def drops(train, loop, batches):
@@ -179,25 +183,16 @@ def calls_parts_of_the_model(loop, batches):
         loop.step(len(x))
 
 
-def prefetches_into_one_buffer(loop, batches):
-    buffer, fetched = torch.empty(4, 16), iter(batches)
-    following = next(fetched)
-    while following is not None:
-        x, following = following, next(fetched, None)
-        loop.train(buffer.copy_(x) if len(x) == len(buffer) else x)
-
-
 LOOPS = {
     f"{fetch.__name__}, {train.__name__}": partial(fetch, train)
     for fetch in (drops, drops_the_first, prefetches, prefetches_and_drops)
-    for train in (itself, a_copy, twice, two_copies)
+    for train in (itself, a_copy, in_a_buffer, twice, two_copies)
 }
 LOOPS["prefetches two"] = partial(prefetches, itself, ahead=2)
 LOOPS["adds two losses later"] = partial(adds_two_losses, first=10)
 LOOPS |= {
     loop.__name__: loop
     for loop in (
-        prefetches_into_one_buffer,
         drops_after_the_forward,
         steps_without_a_backward,
         prefetches_before_the_backward,
@@ -247,13 +242,7 @@ def test_the_samples_of_a_step_are_of_batches_that_it_trains_on(tmp_path, train,
 
 
 def test_numbers_of_numpy_beside_the_tensors_of_a_loop_that_prefetches(tmp_path):
-    def train(loop, batches):
-        fetched = iter(batches)
-        following = next(fetched)
-        while following is not None:
-            batch, following = following, next(fetched, None)
-            loop.train(batch["x"])
-
+    train = partial(prefetches, lambda loop, batch: loop.train(batch["x"]))
     summary, trained, _ = plainly(tmp_path, train, [{"x": x, "weight": np.float32(1)} for x in ONE_SIZE])
     assert summary.samples == sum(trained)
 
