@@ -98,14 +98,15 @@ def near(device: str) -> list[str]:
     ['NVIDIA H100 80GB HBM3', 'NVIDIA H100 NVL', 'NVIDIA H100 PCIe']
     """
     devices = {bare_name(row.called): row.called for row in DEVICES}
-    words = {*bare_name(device).split()}
+    wanted = bare_name(device)
+    words = {*wanted.split()}
     if not words or "mig" in words:
         return []
     alike = [called for name, called in devices.items() if words <= {*name.split()}]
     if not alike:
-        model = _model(bare_name(device))
+        model = _model(wanted)
         together = {name.replace(" ", ""): called for name, called in devices.items() if _model(name) == model}
-        alike = [together[name] for name in difflib.get_close_matches("".join(bare_name(device).split()), together, n=1)]
+        alike = [together[name] for name in difflib.get_close_matches("".join(wanted.split()), together, n=1)]
     return sorted(alike)[:3]
 
 
