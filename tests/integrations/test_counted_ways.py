@@ -267,27 +267,6 @@ def test_a_short_fit_without_products_keeps_its_times(tmp_path):
     assert perf.summary.flops.unknown == "the counted steps had no matrix products in forward and backward"
 
 
-class Iterating(nn.Linear):
-    """Multiplies as often as its batch says."""
-
-    def forward(self, x, n):
-        for _ in range(n):
-            x = super().forward(x)
-        return x
-
-
-@pytest.mark.parametrize("varies", [False, True], ids=["constant", "varies"])
-def test_a_plain_number_that_decides_the_work_is_found_by_a_recount(tmp_path, varies):
-    batches = [{"x": BATCH, "n": 2 if varies and step % 2 else 5} for step in range(40)]
-    flops = fit(tmp_path, Iterating(WIDTH, WIDTH), batches).summary.flops
-    if varies:
-        assert flops.model_flops is None
-        assert flops.unknown.startswith("the work of equal batches varies")
-    else:
-        assert known(tmp_path) == [(3 * 5 - 1) * PRODUCT] * 40
-        assert flops.unknown is None
-
-
 class Hidden:
     """Nobody finds a tensor in it."""
 

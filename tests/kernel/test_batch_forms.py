@@ -231,6 +231,7 @@ TEXT = {"input_ids": i(4, 8), "attention_mask": i(4, 8)}
         pytest.param(many(3, lambda _: Fields(i(9), i(9))), None, id="samples that are objects"),
         # Tensors in lists: columns, or samples.
         pytest.param(many(4, lambda _: i(8)), None, id="four texts, or four columns"),
+        pytest.param(many(4, lambda _: t(16, 3)), None, id="four tables, or four columns"),
         pytest.param([i(16), i(16), t(16)], 16, id="users, items, ratings"),
         pytest.param([t(16, 3), t(16, 3)], 16, id="inputs and targets"),
         pytest.param([t(16, 3, 32, 32), t(16, 3, 32, 32)], 16, id="two views"),
