@@ -190,7 +190,7 @@ def test_parts_of_rows_that_differ_in_length_are_other_work(tmp_path):
     middles = {"few": random.Random(0).choices([16, 8, 2], k=60), "many": [1 + step % 15 for step in range(60)]}
     middles["few"][RECOUNTS[0] - 1] = middles["few"][1]  # the recount is of an equal batch, and notices nothing
     for name, chosen in middles.items():
-        perf = fit(tmp_path / name, Attention(), [packed_row(middle) for middle in chosen])
+        perf = fit(tmp_path / name, Attention(), [packed_row(middle) for middle in chosen], rows=[])
         assert wrong(tmp_path / name, [attended(middle, LENGTH - middle) for middle in chosen]) == []
         if name == "few":
             assert known(tmp_path / name).count(None) < 60 / 4
@@ -200,7 +200,7 @@ def test_parts_of_rows_that_differ_in_length_are_other_work(tmp_path):
 def test_lengths_that_a_model_does_not_read_leave_flops_known(tmp_path):
     model = Attention()
     model.reads = False
-    perf = fit(tmp_path, model, [packed_row(1 + step % 29) for step in range(60)])
+    perf = fit(tmp_path, model, [packed_row(1 + step % 29) for step in range(60)], rows=[])
     assert wrong(tmp_path, [attended(LENGTH)] * 60) == []
     assert known(tmp_path)[4:] == [attended(LENGTH)] * 56
     assert perf.summary.flops.unknown is None
