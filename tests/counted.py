@@ -5,7 +5,6 @@ import hashlib
 import sys
 import warnings
 from importlib.metadata import version
-from types import SimpleNamespace
 
 import torch
 import torch._dynamo  # it adds a filter of warnings when it is imported
@@ -32,18 +31,13 @@ def gpt2(**config):
     return GPT2LMHeadModel(GPT2Config(**(small | config)))
 
 
-def mamba(name="Mamba", **config):
+def mamba(**config):
     """A Mamba of one layer, without kernels of its own."""
-    import transformers
+    from transformers import MambaConfig, MambaForCausalLM
 
     torch.manual_seed(0)
     small = {"vocab_size": VOCABULARY, "hidden_size": 16, "state_size": 4, "num_hidden_layers": 1, "expand": 2}
-    small |= {
-        "Mamba": {"time_step_rank": 2},
-        "Mamba2": {"num_heads": 4, "head_dim": 8, "n_groups": 1, "chunk_size": 8},
-    }[name]
-    kind = getattr(transformers, f"{name}Config")
-    return getattr(transformers, f"{name}ForCausalLM")(kind(**(small | {"use_cache": False} | config)))
+    return MambaForCausalLM(MambaConfig(**(small | {"time_step_rank": 2, "use_cache": False} | config)))
 
 
 def ids(rows, length, **more):
@@ -66,19 +60,38 @@ def truth(model, batch):
     return counter.work().model_flops
 
 
-def loop(directory, model, batches, *, flops="count", each=1, **config):
-    """Train in a plain loop, `each` batches a step; the losses."""
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    losses = []
-    config = PerfConfig(output_dir=str(directory), flops=flops, **config)
+def fit(directory, model, batches, step=None, *, optimizer=None, each=1, after=None, rows=None, **config):
+    """Train in a plain loop, `each` batches a step, and return what `measure` gave.
+
+    `step` gets the number of a batch, from 1 on, and the batch, and does forward and backward; `after` is called when
+    the optimizer is done. `rows` collects a row of each step, for which the steps are read.
+    """
+    optimizer = optimizer or torch.optim.SGD(model.parameters(), lr=0.01)
+    config = PerfConfig(output_dir=str(directory), **({"gc": "off"} | config))
+    step = step or (lambda _, batch: loss_of(model, batch).backward())
     with measure(model=model, optimizer=optimizer, loader=batches, config=config) as perf:
         for number, batch in enumerate(perf.loader, start=1):
-            loss = loss_of(model, batch)
-            loss.backward()
-            losses.append(loss.item())
+            closure = step(number, batch)
             if number % each == 0:
-                optimizer.step()
+                optimizer.step(*[closure] * callable(closure))
                 optimizer.zero_grad()
+            if after is not None:
+                after()
+            if rows is not None and number % each == 0:
+                rows.append(perf.row())
+    return perf
+
+
+def loop(directory, model, batches, **options):
+    """The losses of a fit."""
+    losses = []
+
+    def step(_, batch):
+        loss = loss_of(model, batch)
+        loss.backward()
+        losses.append(loss.item())
+
+    fit(directory, model, batches, step, **options)
     return losses
 
 
@@ -92,32 +105,25 @@ def known(directory, **which):
     return [step.get("model_flops") for step in steps(directory, **which)]
 
 
-def excluded(directory, reasons=(COUNTED, RECOUNTED)):
+def excluded(directory):
     """The steps that are in no row because they were counted."""
-    return [step["step"] for step in steps(directory) if step.get("excluded") in reasons]
-
-
-_NO_HANDLER = SimpleNamespace(start_callbacks=[])
+    return [step["step"] for step in steps(directory) if step.get("excluded") in {COUNTED, RECOUNTED}]
 
 
 def left_behind():
     """What a count changes in the process while it goes on."""
-    frame = sys.modules.get("torch._dynamo.eval_frame")
     return {
         "modes": list(_get_current_dispatch_mode_stack()),
-        "stance": "default" if frame is None else frame._stance.stance,
+        "stance": torch._dynamo.eval_frame._stance.stance,
         "before": dict(modules._global_forward_pre_hooks),
         "after": dict(modules._global_forward_hooks),
         "filters": list(warnings.filters),
         "profile": sys.getprofile(),
-        "compilations": [*getattr(sys.modules.get("torch._dynamo"), "callback_handler", _NO_HANDLER).start_callbacks],
+        "compilations": [*torch._dynamo.callback_handler.start_callbacks],
     }
 
 
 def bits(model):
     """Its weights, to the last bit, told so that a difference is shown at once."""
-    return {name: _digest(value.detach().float().numpy()) for name, value in model.state_dict().items()}
-
-
-def _digest(array):
-    return hashlib.sha256(array.tobytes()).hexdigest()[:16]
+    arrays = {name: value.detach().float().numpy() for name, value in model.state_dict().items()}
+    return {name: hashlib.sha256(array.tobytes()).hexdigest()[:16] for name, array in arrays.items()}

@@ -53,13 +53,13 @@ def test_grouped_queries_a_gated_mlp_and_the_head_are_counted_as_they_are():
     assert step_flops(MISTRAL, 3, 512).model == 3 * forward
 
 
-def test_of_experts_those_that_are_active_and_the_router_are_counted():
+def test_active_experts_and_their_router_are_counted():
     h = 4096
     dense, sparse = (step_flops(model, 1, 512).model for model in (MISTRAL, MIXTRAL))
     assert sparse - dense == 6 * 512 * 32 * (3 * h * 14336 + h * 8)
 
 
-def test_conventions_that_count_parameters_count_those_of_active_experts():
+def test_conventions_by_parameters_count_active_experts():
     assert MIXTRAL.parameters - MIXTRAL.idle_parameters == pytest.approx(12.88e9, rel=0.001)
     assert step_flops(MIXTRAL, 1, 1, convention="6n").model == 6 * (MIXTRAL.parameters - MIXTRAL.idle_parameters)
     given = Architecture(
@@ -106,7 +106,7 @@ def test_adapters_leave_attention_as_it_is():
 
 
 @pytest.mark.parametrize(("recompute", "layers", "attention"), [("none", 0, 0), ("selective", 0, 1), ("full", 1, 1)])
-def test_what_is_recomputed_is_a_forward_of_it_without_the_head(recompute, layers, attention):
+def test_recomputation_is_a_forward_without_the_head(recompute, layers, attention):
     forward = matmul(MISTRAL, ConventionWork(batch=1, seq=2048))
     flops = step_flops(MISTRAL, 1, 2048, recompute=recompute)
     assert flops.hardware - flops.model == layers * forward.layers + attention * forward.attention

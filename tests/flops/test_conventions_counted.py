@@ -58,7 +58,7 @@ def counted(model):
 
 
 @pytest.mark.parametrize("kind", FAMILIES)
-def test_matmul_is_what_is_counted(kind, tmp_path):
+def test_matmul_equals_the_count_of_torch(kind, tmp_path):
     model, config = built(kind, tmp_path)
     flops = step_flops(Architecture(**dimensions(config)), BATCH, SEQ)
     assert flops.model == pytest.approx(counted(model), rel=0.001)
@@ -93,7 +93,7 @@ def test_a_head_without_a_vocabulary_counts_as_wide_as_it_is(kind, head, tmp_pat
 
 
 @pytest.mark.parametrize("kind", FAMILIES)
-def test_matmul_is_what_perf_callbacks_counts_live(kind, tmp_path):
+def test_matmul_equals_our_count(kind, tmp_path):
     """With whatever attention and experts the model has by itself."""
     _, config = built(kind, tmp_path)
     by_itself = transformers.AutoModelForCausalLM.from_config(transformers.AutoConfig.for_model(**config))
@@ -111,7 +111,7 @@ def test_the_matrices_add_up_to_the_parameters_but_for_biases_and_norms(kind, tm
     assert Architecture(**dimensions(config)).parameters == matrices
 
 
-def test_frozen_weights_are_what_lora_counts(tmp_path):
+def test_lora_counts_a_model_with_frozen_weights(tmp_path):
     model, config = built("llama", tmp_path)
     model.requires_grad_(False)
     embeddings = model.get_input_embeddings()
@@ -120,7 +120,7 @@ def test_frozen_weights_are_what_lora_counts(tmp_path):
     assert flops.model == pytest.approx(counted(model), rel=0.001)
 
 
-def test_checkpointed_layers_are_what_full_recomputation_counts(tmp_path):
+def test_full_recomputation_counts_checkpointed_layers(tmp_path):
     model, config = built("llama", tmp_path)
     model.train()
     getattr(model, "activation_checkpointing_enable", model.gradient_checkpointing_enable)({"use_reentrant": False})

@@ -29,14 +29,24 @@ def step():
     squared(layer()(inputs())).backward()
 
 
-def test_what_runs_between_open_and_close_is_counted_and_nothing_else():
+def counted(window):
+    return window.counter.work().by_phase
+
+
+def test_work_while_a_window_is_open_is_counted_and_nothing_else():
+    """It may be left and entered again; to open or close it twice is to do it once."""
     step()
     before, window = left_behind(), CountWindow()
-    window.open()
-    step()
     window.close()
-    step()
-    assert window.counter.work().by_phase == {"forward": PRODUCT, "backward": PRODUCT}
+    for _ in range(3):
+        window.open()
+        window.open()
+        step()
+        window.close()
+        window.close()
+        step()
+    assert counted(window) == {"forward": 3 * PRODUCT, "backward": 3 * PRODUCT}
+    assert not window.counter.interrupted
     assert left_behind() == before
 
 
@@ -46,12 +56,13 @@ def test_decomposing_in_inference_mode_does_not_hide_the_window_at_its_end():
     with torch.inference_mode():
         teacher(inputs())
     window.close()
-    assert window.counter.work().by_phase == {"forward": PRODUCT}
+    assert counted(window) == {"forward": PRODUCT}
     assert not window.left_behind
     assert left_behind() == before
 
 
-def test_a_window_closed_in_inference_mode_stays_silent_until_reopened():
+@pytest.mark.parametrize("within", [False, True])
+def test_a_window_closed_in_inference_mode_stays_silent_until_reopened(within):
     """Torch has the thread's dispatch keys back when the mode ends: without a mode for them, `torch.ones` fails."""
     before, window = left_behind(), CountWindow()
     window.open()
@@ -59,25 +70,14 @@ def test_a_window_closed_in_inference_mode_stays_silent_until_reopened():
     with torch.inference_mode():
         window.close()
         layer()(inputs())
+        if within:
+            window.open()
     torch.ones(2)
     window.open()
     step()
     window.close()
     torch.ones(2)
-    assert window.counter.work().by_phase == {"forward": 2 * PRODUCT, "backward": 2 * PRODUCT}
-    assert left_behind() == before
-
-
-def test_opened_again_within_inference_mode_it_goes_on():
-    before, window = left_behind(), CountWindow()
-    window.open()
-    with torch.inference_mode():
-        window.close()
-        layer()(inputs())
-        window.open()
-    step()
-    window.close()
-    assert window.counter.work().by_phase == {"forward": PRODUCT, "backward": PRODUCT}
+    assert counted(window) == {"forward": 2 * PRODUCT, "backward": 2 * PRODUCT}
     assert left_behind() == before
 
 
@@ -89,21 +89,23 @@ def test_a_window_set_aside_returns_with_the_next_call_of_a_module():
     assert _get_current_dispatch_mode_stack() == []
     step()
     window.close()
-    assert window.counter.work().by_phase == {"forward": 2 * PRODUCT, "backward": 2 * PRODUCT}
+    assert counted(window) == {"forward": 2 * PRODUCT, "backward": 2 * PRODUCT}
     assert left_behind() == before
 
 
 @pytest.mark.parametrize("within", [torch.inference_mode, Theirs])
-def test_set_aside_it_counts_nothing_where_it_can_not_come_back(within):
-    before, window = left_behind(), CountWindow()
+def test_a_window_that_can_not_come_back_counts_nothing(within):
+    before, window = left_behind(), CountWindow(patience_seconds=5.0)
     window.open()
     step()
     window.step_aside()
     with within():
         layer()(inputs())
+    assert window.counter.lost
     step()
+    assert [window.tick(now) for now in (0.0, 4.0, 6.0)] == [True, True, False]
     window.close()
-    assert window.counter.work().by_phase == {}
+    assert counted(window) == {}
     assert left_behind() == before
 
 
@@ -119,22 +121,11 @@ def test_a_window_that_stays_aside_counts_nothing_of_a_step_known_in_part(again)
         window.open()
         step()
         window.close()
-    assert window.counter.work().by_phase == {}
+    assert counted(window) == {}
     assert left_behind() == before
 
 
-def test_a_lost_window_is_taken_back_after_its_patience():
-    before, window = left_behind(), CountWindow(patience_seconds=5.0)
-    window.open()
-    window.step_aside()
-    with torch.inference_mode():
-        layer()(inputs())
-    assert window.counter.lost
-    assert [window.tick(now) for now in (0.0, 4.0, 6.0)] == [True, True, False]
-    assert left_behind() == before
-
-
-def test_set_aside_by_another_thread_it_stays():
+def test_a_window_set_aside_by_another_thread_stays():
     window = CountWindow()
     window.open()
     other = threading.Thread(target=window.step_aside)
@@ -142,46 +133,6 @@ def test_set_aside_by_another_thread_it_stays():
     other.join()
     assert _get_current_dispatch_mode_stack() == [window.counter]
     window.close()
-
-
-def test_it_can_be_left_and_entered_again():
-    window = CountWindow()
-    for _ in range(3):
-        window.open()
-        step()
-        window.close()
-        step()
-    assert window.counter.work().by_phase == {"forward": 3 * PRODUCT, "backward": 3 * PRODUCT}
-
-
-def test_to_open_or_close_twice_is_to_do_it_once():
-    before, window = left_behind(), CountWindow()
-    window.close()
-    window.open()
-    window.open()
-    step()
-    window.close()
-    window.close()
-    assert window.counter.work().by_phase == {"forward": PRODUCT, "backward": PRODUCT}
-    assert left_behind() == before
-
-
-def test_a_window_touches_no_stance_of_the_compiler():
-    before, window = left_behind()["stance"], CountWindow()
-    window.open()
-    assert left_behind()["stance"] == before
-    window.close()
-
-
-def test_warnings_that_somebody_filtered_meanwhile_stay_so():
-    window = CountWindow()
-    with warnings.catch_warnings():
-        before = list(warnings.filters)
-        window.open()
-        warnings.filterwarnings("ignore", "of theirs")
-        window.close()
-        assert [one[1].pattern for one in warnings.filters[: len(warnings.filters) - len(before)]] == ["of theirs"]
-        assert warnings.filters[1:] == before
 
 
 def test_a_count_shows_no_warning_of_the_program_again():
@@ -198,6 +149,17 @@ def test_a_count_shows_no_warning_of_the_program_again():
     assert len(shown) == 1
 
 
+def test_a_mode_below_stays_below():
+    window, theirs = CountWindow(), Theirs()
+    with theirs:
+        window.open()
+        step()
+        window.close()
+        assert _get_current_dispatch_mode_stack() == [theirs]
+    assert theirs.calls > 0
+    assert counted(window) == {"forward": PRODUCT, "backward": PRODUCT}
+
+
 def test_a_window_under_a_foreign_mode_is_silent_until_it_can_leave():
     before, window, theirs = left_behind(), CountWindow(), Theirs()
     window.open()
@@ -205,9 +167,9 @@ def test_a_window_under_a_foreign_mode_is_silent_until_it_can_leave():
     step()
     window.close()
     assert (window.left_behind, window.counter.inert) == (True, True)
-    counted, calls = window.counter.work(), theirs.calls
+    work, calls = window.counter.work(), theirs.calls
     step()
-    assert window.counter.work() == counted
+    assert window.counter.work() == work
     assert theirs.calls > calls, "theirs is as it was"
     window.open()
     assert len(_get_current_dispatch_mode_stack()) == 2, "it does not come back"
@@ -217,18 +179,7 @@ def test_a_window_under_a_foreign_mode_is_silent_until_it_can_leave():
     assert left_behind() == before
 
 
-def test_a_mode_below_stays_below():
-    window, theirs = CountWindow(), Theirs()
-    with theirs:
-        window.open()
-        step()
-        window.close()
-        assert _get_current_dispatch_mode_stack() == [theirs]
-    assert theirs.calls > 0
-    assert window.counter.work().by_phase == {"forward": PRODUCT, "backward": PRODUCT}
-
-
-def test_from_another_thread_it_is_silenced_and_taken_off_by_its_own():
+def test_a_window_closed_by_another_thread_is_silent_until_its_own_does():
     before, window = left_behind(), CountWindow()
     window.open()
     other = threading.Thread(target=window.close)
@@ -236,13 +187,13 @@ def test_from_another_thread_it_is_silenced_and_taken_off_by_its_own():
     other.join()
     assert window.left_behind
     step()
-    assert window.counter.work().by_phase == {}
+    assert counted(window) == {}
     window.close()
     assert left_behind() == before
 
 
 @pytest.mark.parametrize("error", [RuntimeError("of ours"), KeyboardInterrupt()])
-def test_where_the_counter_can_not_be_entered_nothing_is_changed(monkeypatch, error):
+def test_a_counter_that_can_not_be_entered_changes_nothing(monkeypatch, error):
 
     before, window = left_behind(), CountWindow()
 
@@ -256,27 +207,23 @@ def test_where_the_counter_can_not_be_entered_nothing_is_changed(monkeypatch, er
     assert left_behind() == before
 
 
-def test_an_operation_that_raises_is_remembered():
-    window = CountWindow()
-    window.open()
-    with pytest.raises(RuntimeError):
-        torch.ones(2, 3) @ torch.ones(2, 3)
-    assert window.counter.interrupted
-    window.close()
-    assert window.counter.interrupted
+class Failing(torch.nn.Module):
+    def forward(self, _):
+        raise ValueError("of a module")
 
 
-def test_so_is_a_module_that_raises_and_one_that_comes_to_its_end_is_not():
-    class Failing(torch.nn.Module):
-        def forward(self, _):
-            raise ValueError("of a module")
+def multiply(_):
+    torch.ones(2, 3) @ torch.ones(2, 3)
 
+
+@pytest.mark.parametrize(("act", "error"), [(multiply, RuntimeError), (torch.nn.Sequential(Failing()), ValueError)])
+def test_an_operation_or_a_module_that_raises_is_remembered(act, error):
     window = CountWindow()
     window.open()
     step()
-    assert not window.counter.interrupted
-    with pytest.raises(ValueError, match="of a module"):
-        torch.nn.Sequential(Failing())(inputs())
+    with pytest.raises(error):
+        act(inputs())
+    assert window.counter.interrupted
     window.close()
     assert window.counter.interrupted
 

@@ -74,7 +74,7 @@ def test_blocks_that_a_mask_skips_do_not_count(name):
 
 
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile:UserWarning")
-def test_a_mask_whose_blocks_can_not_be_read_is_a_reason():
+def test_a_mask_of_unreadable_blocks_is_a_reason():
     with FakeTensorMode():
         counter = attended(MASKS["two documents"][0], None)
     assert counter.work().by_phase == {}

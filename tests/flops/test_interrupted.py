@@ -52,74 +52,50 @@ def _compiler():
 
 
 def opened():
-    window = CountWindow()
+    window = CountWindow(patience_seconds=5.0)
     window.open()
     return window
 
 
-def sweeping():
-    """A later count on the same thread."""
-    opened().close()
+def closed(window):
+    window.close()
 
 
-def test_an_interrupt_while_opening_leaves_nothing_after_closing():
-    window = CountWindow()
-    points = interruptions(window.open)
+def ticked(window):
+    """Another thread gives it up, for which nothing happened for long."""
+    other = threading.Thread(target=lambda: [window.tick(now) for now in (0.0, 6.0, 7.0)])
+    other.start()
+    other.join()
+
+
+def freed(_window):
+    pass
+
+
+def new():
+    return CountWindow(patience_seconds=5.0)
+
+
+@pytest.mark.parametrize("act", ["open", "close"])
+@pytest.mark.parametrize("end", [closed, ticked, freed])
+def test_an_interrupt_leaves_nothing_after_the_end_of_its_window(act, end):
+    """A later count on the same thread takes off what could not be taken off before, and is silent until then."""
+    make = new if act == "open" else opened
+    window = make()
+    points = interruptions(getattr(window, act))
     window.close()
     assert points > 10
     before = state()
     for number in range(points):
-        window = CountWindow()
+        window = make()
         with suppress(KeyboardInterrupt):
-            interrupted_at(number, window.open)
-        window.close()
-        assert state() == before, number
-
-
-def test_an_interrupt_while_opening_leaves_nothing_after_freeing():
-    window = CountWindow()
-    points = interruptions(window.open)
-    window.close()
-    before = state()
-    for number in range(points):
-        window = CountWindow()
-        with suppress(KeyboardInterrupt):
-            interrupted_at(number, window.open)
+            interrupted_at(number, getattr(window, act))
+        end(window)
         del window
         after = state()
-        assert after | {"modes": []} == before, number
+        assert after | ({} if end is closed else {"modes": []}) == before, number
         assert all(mode.inert for mode in after["modes"])
-        sweeping()
-        assert state() == before, number
-
-
-def test_an_interrupt_while_closing_leaves_nothing_after_another_close():
-    points = interruptions(opened().close)
-    assert points > 10
-    before = state()
-    for number in range(points):
-        window = opened()
-        with suppress(KeyboardInterrupt):
-            interrupted_at(number, window.close)
-        window.close()
-        assert state() == before, number
-
-
-def test_an_interrupt_while_closing_leaves_nothing_of_a_ticking_window():
-    points = interruptions(opened().close)
-    before = state()
-    for number in range(points):
-        window = CountWindow(patience_seconds=5.0)
-        window.open()
-        with suppress(KeyboardInterrupt):
-            interrupted_at(number, window.close)
-        other = threading.Thread(target=lambda: [window.tick(now) for now in (0.0, 6.0, 7.0)])  # noqa: B023 joined here
-        other.start()
-        other.join()
-        after = state()
-        assert after | {"modes": []} == before, number
-        assert all(mode.inert for mode in after["modes"])
-        sweeping()
+        opened().close()
         assert state() == before, number
 
 
@@ -128,8 +104,7 @@ def step():
 
 
 def test_a_count_in_which_nothing_happens_for_long_is_given_up():
-    before, window = state(), CountWindow(patience_seconds=5.0)
-    window.open()
+    before, window = state(), opened()
     step()
     assert all(window.tick(float(now)) for now in range(5))
     assert state() != before
@@ -142,8 +117,7 @@ def test_a_count_in_which_nothing_happens_for_long_is_given_up():
 
 
 def test_a_count_in_which_something_happens_goes_on_however_long_it_takes():
-    window = CountWindow(patience_seconds=5.0)
-    window.open()
+    window = opened()
     for now in range(60):
         if not now % 4:
             step()
@@ -153,8 +127,7 @@ def test_a_count_in_which_something_happens_goes_on_however_long_it_takes():
 
 
 def test_a_window_that_is_left_for_an_evaluation_waits_for_its_end():
-    window = CountWindow(patience_seconds=5.0)
-    window.open()
+    window = opened()
     assert window.tick(0.0)
     window.close()
     assert window.tick(100.0)

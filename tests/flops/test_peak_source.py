@@ -1,4 +1,4 @@
-"""MeasuredPeak once for all ranks of a machine, and kept."""
+"""A peak is measured once for all ranks of a machine, and kept."""
 
 import json
 import os
@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from rows import each_row
 
 from perf_callbacks import PerfConfig
 from perf_callbacks.flops.peaks import peak_source as module
@@ -39,9 +40,9 @@ class Bench:
 
 @pytest.fixture(autouse=True)
 def _another_process():
-    module._KNOWN.clear()
+    module.KNOWN.clear()
     yield
-    module._KNOWN.clear()
+    module.KNOWN.clear()
 
 
 @pytest.fixture
@@ -54,25 +55,80 @@ def cache(bench):
     return cache_file(CPU, bench.directory)
 
 
-def test_what_is_measured_is_labelled_so(bench):
+def test_a_measured_peak_is_labelled_and_kept_for_the_process_and_later_ones(bench):
     peaks = bench.peaks()
-    assert peaks.measured
-    assert peaks.by_dtype == {"float32": 2e11}
+    assert (peaks.measured, peaks.by_dtype) == (True, {"float32": 2e11})
     assert peaks.source == "measured on cpu with 1 thread: float32 0.2 TFLOPS at 512 x 512"
-
-
-def test_a_process_measures_once(bench):
-    assert bench.peaks() == bench.peaks() == bench.peaks("torch.float32")
+    assert bench.peaks() == bench.peaks("torch.float32") == peaks
+    module.KNOWN.clear()
+    assert bench.peaks() == peaks
     assert bench.asked == [["float32"]]
+    (path,) = bench.directory.iterdir()  # no torn file is left behind
+    assert json.loads(path.read_text()) == {"float32": {"flops_per_second": 2e11, "size": 512}}
 
 
-@pytest.mark.parametrize("threads", [1, 2, 16])
-def test_a_later_process_takes_what_is_kept(bench, monkeypatch, threads):
-    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
-    first = bench.peaks()
-    module._KNOWN.clear()
-    assert bench.peaks() == first
-    assert bench.asked == [["float32"]]
+def test_a_dtype_that_can_not_be_measured_is_left_out(bench):
+    assert bench.peaks("float16") is None
+    assert bench.peaks("float16", "float32", "float8_e4m3fn").by_dtype == {"float32": 2e11}
+
+
+@pytest.mark.parametrize("days", [-1.1, 30])
+def test_a_peak_of_another_day_is_measured_again(bench, cache, days):
+    write(cache, {"float32": found(rate=3e11)})
+    at = time.time() + days * 86400
+    os.utime(cache, (at, at))
+    assert bench.peaks().by_dtype == {"float32": 2e11}
+    assert read(cache)["float32"].flops_per_second == 2e11
+
+
+def test_a_peak_that_was_wrong_or_of_other_threads_is_measured_anew(bench, monkeypatch):
+    bench.peaks()
+    forget(CPU, bench.directory)
+    forget(CPU, bench.directory)
+    bench.peaks()
+    assert len(bench.asked) == 2
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 7)
+    bench.peaks()
+    assert len(bench.asked) == 3
+    assert len(list(bench.directory.iterdir())) == 2
+
+
+def test_a_directory_that_can_not_be_written_keeps_nothing(tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("")
+    bench = Bench(tmp_path / "file" / "cache")
+    assert bench.peaks().by_dtype == {"float32": 2e11}
+    forget(CPU, bench.directory)
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setattr(module.Path, "home", lambda: (_ for _ in ()).throw(RuntimeError("no home")))
+    write(cache_file(CPU), {"float32": found()})
+    assert read(cache_file(CPU)) == {}
+
+
+@each_row(
+    "content",
+    ["", "{", "[]", "{}", '{"float32": {}}', "\x00", '{"conditions": null, "measured": null}']
+    + [
+        json.dumps({"float32": {"flops_per_second": rate, "size": 512}})
+        for rate in (0, -1, "fast", None, True, float("nan"), float("inf"))
+    ]
+    + ['{"float32": {"flops_per_second": 2e11, "size": null}}'],
+)
+def test_a_file_that_makes_no_sense_is_as_none(bench, cache, content):
+    module.KNOWN.clear()
+    cache.parent.mkdir(parents=True, exist_ok=True)
+    cache.write_text(content)
+    assert read(cache) == {}
+    assert bench.peaks().by_dtype == {"float32": 2e11}
+    assert list(read(cache)) == ["float32"]
+
+
+@pytest.mark.parametrize(
+    ("variable", "expected"), [("XDG_CACHE_HOME", "perf_callbacks"), ("HOME", ".cache/perf_callbacks")]
+)
+def test_the_cache_is_that_of_the_user(monkeypatch, tmp_path, variable, expected):
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setenv(variable, str(tmp_path))
+    assert cache_directory() == tmp_path / expected
 
 
 def test_only_a_dtype_that_is_new_is_measured(bench, cache):
@@ -80,27 +136,6 @@ def test_only_a_dtype_that_is_new_is_measured(bench, cache):
     assert bench.peaks("float32", "bf16").by_dtype == {"float32": 2e11, "bfloat16": 2e11}
     assert bench.asked == [["float32"], ["bfloat16"]]
     assert sorted(read(cache)) == ["bfloat16", "float32"]
-
-
-def test_what_can_not_be_measured_is_left_out(bench):
-    assert bench.peaks("float16") is None
-    assert bench.peaks("float16", "float32", "float8_e4m3fn").by_dtype == {"float32": 2e11}
-
-
-def test_a_peak_is_measured_again_after_a_day(bench, cache):
-    write(cache, {"float32": found(rate=3e11)})
-    old = time.time() - 2 * 86400
-    os.utime(cache, (old, old))
-    assert bench.peaks().by_dtype == {"float32": 2e11}
-    assert bench.asked == [["float32"]]
-    assert read(cache)["float32"].flops_per_second == 2e11
-
-
-def test_a_peak_from_a_time_to_come_is_measured_again(bench, cache):
-    write(cache, {"float32": found(rate=3e11)})
-    ahead = time.time() + 30 * 86400
-    os.utime(cache, (ahead, ahead))
-    assert bench.peaks().by_dtype == {"float32": 2e11}
 
 
 @pytest.mark.parametrize(
@@ -124,7 +159,7 @@ def test_a_cpu_with_more_threads_than_cpus_has_no_peak(monkeypatch, threads, cpu
 def test_the_other_ranks_of_a_cpu_do_without_until_the_first_has_measured(bench):
     assert bench.peaks(local_rank=1) is None
     first = bench.peaks()
-    module._KNOWN.clear()
+    module.KNOWN.clear()
     assert bench.peaks(local_rank=1) == first
     assert bench.asked == [["float32"]]
 
@@ -147,93 +182,7 @@ def test_a_device_of_its_own_is_measured_by_each_rank(bench, monkeypatch):
     assert peaks.source.startswith("measured on Imaginary 9000: ")
 
 
-def test_other_conditions_are_another_measurement(bench, monkeypatch):
-    bench.peaks()
-    monkeypatch.setattr(torch, "get_num_threads", lambda: 7)
-    bench.peaks()
-    assert len(bench.asked) == 2
-    assert len(list(bench.directory.iterdir())) == 2
-
-
-def test_what_turned_out_wrong_is_measured_anew(bench):
-    bench.peaks()
-    forget(CPU, bench.directory)
-    forget(CPU, bench.directory)
-    bench.peaks()
-    assert len(bench.asked) == 2
-
-
-def test_where_nothing_can_be_written_nothing_is_kept(tmp_path):
-    (tmp_path / "file").write_text("")
-    bench = Bench(tmp_path / "file" / "cache")
-    assert bench.peaks().by_dtype == {"float32": 2e11}
-    forget(CPU, bench.directory)
-
-
-@pytest.mark.parametrize(
-    "content",
-    ["", "{", "[]", "{}", '{"float32": {}}', "\x00", '{"conditions": null, "measured": null}'],
-)
-def test_a_file_that_makes_no_sense_is_as_none(bench, cache, content):
-    cache.parent.mkdir(parents=True)
-    cache.write_text(content)
-    assert read(cache) == {}
-    assert bench.peaks().by_dtype == {"float32": 2e11}
-    assert list(read(cache)) == ["float32"]
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [{"rate": rate} for rate in (0, -1, "fast", None, True, float("nan"), float("inf"))] + [{"size": None}],
-)
-def test_a_number_that_makes_no_sense_is_as_none(cache, changes):
-    write(cache, {"float32": found(**changes)})
-    assert read(cache) == {}
-
-
-def test_no_torn_file_is_left_behind(bench):
-    bench.peaks()
-    (path,) = bench.directory.iterdir()
-    assert path.suffix == ".json"
-    assert json.loads(path.read_text()) == {"float32": {"flops_per_second": 2e11, "size": 512}}
-
-
-@pytest.mark.parametrize(
-    ("variable", "expected"), [("XDG_CACHE_HOME", "perf_callbacks"), ("HOME", ".cache/perf_callbacks")]
-)
-def test_it_is_kept_in_the_cache_of_the_user(monkeypatch, tmp_path, variable, expected):
-    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
-    monkeypatch.setenv(variable, str(tmp_path))
-    assert cache_directory() == tmp_path / expected
-
-
-def test_nobody_has_no_cache(monkeypatch):
-    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
-    monkeypatch.setattr(module.Path, "home", lambda: (_ for _ in ()).throw(RuntimeError("no home")))
-    cache = cache_file(CPU)
-    write(cache, {"float32": found()})
-    assert read(cache) == {}
-
-
-class Properties:
-    """Properties of a device, which its module in torch returns."""
-
-    def __init__(self, monkeypatch, name, **properties):
-        self._properties, self._name = SimpleNamespace(**properties), name
-        monkeypatch.setattr(torch, "get_device_module", lambda device: self)
-        for kind in (torch.cuda, torch.xpu):
-            monkeypatch.setattr(kind, "get_device_properties", self.get_device_properties)
-        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (8, 6))
-        monkeypatch.setattr(torch.xpu, "get_device_capability", lambda _: {})
-
-    def get_device_properties(self, device):
-        return self._properties
-
-    def get_device_name(self, device):
-        return self._name
-
-
-@pytest.mark.parametrize(
+@each_row(
     ("kind", "name", "properties", "tflops"),
     [
         ("cuda", "NVIDIA GeForce RTX 3080", {"multi_processor_count": 70}, 61.3),
@@ -245,8 +194,14 @@ class Properties:
     ],
 )
 def test_a_device_is_looked_up_by_its_name_and_how_it_is_built(monkeypatch, kind, name, properties, tflops):
+    backend = SimpleNamespace(
+        get_device_properties=lambda _: SimpleNamespace(**properties), get_device_name=lambda _: name
+    )
     monkeypatch.setattr(torch.version, "hip", "7.0" if "gcnArchName" in properties else None)
-    Properties(monkeypatch, name, **properties)
+    monkeypatch.setattr(torch, "get_device_module", lambda _: backend)
+    for module_of, capability in ((torch.cuda, (8, 6)), (torch.xpu, {})):
+        monkeypatch.setattr(module_of, "get_device_properties", backend.get_device_properties)
+        monkeypatch.setattr(module_of, "get_device_capability", lambda _, capability=capability: capability)
     peaks = module.find(torch.device(kind), ["bfloat16"], PerfConfig(measure_peak="off"))
     assert (None if peaks is None else peaks.by_dtype["bfloat16"] / 1e12) == tflops
 

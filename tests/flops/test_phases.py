@@ -3,6 +3,7 @@
 import pytest
 import torch
 from flops.products import OUT, PRODUCT, ROWS, WIDE, again, counted, inputs, layer, squared
+from rows import each_row
 from torch.func import functional_call, grad, jacrev, jvp, vjp
 from torch.utils.checkpoint import checkpoint
 
@@ -57,128 +58,78 @@ class ByHand(torch.autograd.Function):
         return gradient @ weight, gradient.T @ x
 
 
-def test_a_penalty_on_gradients_is_backward_and_nothing_is_done_again():
-    model, x = layer(), inputs(requires_grad=True)
-
-    def step():
-        (gradient,) = torch.autograd.grad(squared(model(x)), x, create_graph=True)
-        squared(gradient).backward()
-
-    work = counted(step)
-    # the gradient of the input; then of that product both gradients, and of the forward's both
-    assert work.by_phase == {"forward": PRODUCT, "backward": (1 + 2 + 2) * PRODUCT}
+def penalized(y, x):
+    (gradient,) = torch.autograd.grad(squared(y), x, create_graph=True)
+    squared(gradient).backward()
 
 
-def test_a_gradient_penalty_recomputes_checkpoints_in_each_backward():
-    model, x = layer(), inputs(requires_grad=True)
-
-    def step():
-        y = checkpoint(lambda x: model(x).tanh(), x, use_reentrant=False)
-        (gradient,) = torch.autograd.grad(squared(y), x, create_graph=True)
-        squared(gradient).backward()
-
-    work = counted(step)
-    assert work.by_phase == {"forward": PRODUCT, "recompute": 2 * PRODUCT, "backward": (1 + 2 + 2) * PRODUCT}
+def vector_by_jacobian(model, x):
+    y, pull = vjp(lambda x, weight: functional_call(model, {"weight": weight}, x), x.detach(), model.weight.detach())
+    pull(torch.ones_like(y))
 
 
-def test_gradients_of_functions_are_backward():
-    model, x = layer(), inputs()
+def gradient_of_weights(model, x):
     weights = dict(model.named_parameters())
-    work = counted(lambda: grad(lambda weights: squared(functional_call(model, weights, x)))(weights))
-    assert work.by_phase == {"forward": PRODUCT, "backward": PRODUCT}
+    grad(lambda weights: squared(functional_call(model, weights, x.detach())))(weights)
 
 
-def test_products_with_a_jacobian_are_backward():
-    model, x = layer(), inputs()
-
-    def step():
-        y, pull = vjp(lambda x, weight: functional_call(model, {"weight": weight}, x), x, model.weight.detach())
-        pull(torch.ones_like(y))
-
-    assert counted(step).by_phase == {"forward": PRODUCT, "backward": 2 * PRODUCT}
+def gradient_of_gradient(model, x):
+    grad(lambda x: squared(grad(lambda x: squared(model(x)))(x)))(x.detach())
 
 
-def test_a_whole_jacobian_is_as_many_backwards_as_there_are_outputs():
-    model, x = layer(), inputs()
-    work = counted(lambda: jacrev(model)(x))
-    assert work.by_phase == {"forward": PRODUCT, "backward": ROWS * OUT * PRODUCT}
+def two_losses(model, x):
+    y = model(x)
+    squared(y).backward(retain_graph=True)
+    y.sum().backward()
 
 
-@pytest.mark.parametrize("kind", [ByModule, ByFunction])
-def test_a_forward_run_again_by_a_functions_own_backward_is_recompute(kind):
-    model, x = layer(), inputs(requires_grad=True)
-    by = model if kind is ByModule else model.weight
-    work = counted(lambda: squared(kind.apply(x, by)).backward())
-    assert work.by_phase == {"forward": PRODUCT, "recompute": PRODUCT, "backward": 2 * PRODUCT}
+def taught(model, x):
+    with torch.no_grad():
+        wanted = layer()(x)
+    squared(model(x) - wanted).backward()
 
 
-def test_a_functions_own_backward_that_runs_nothing_again_is_backward():
-    model, x = layer(), inputs(requires_grad=True)
-    work = counted(lambda: squared(ByHand.apply(x, model.weight)).backward())
-    assert work.by_phase == {"forward": PRODUCT, "backward": 2 * PRODUCT}
-    assert work.hardware_flops == work.model_flops
-
-
-def test_a_gradient_penalty_of_a_function_with_backward_recomputes_nothing():
-    model, x = layer(), inputs(requires_grad=True)
-
-    def step():
-        (gradient,) = torch.autograd.grad(squared(ByHand.apply(x, model.weight)), x, create_graph=True)
-        squared(gradient).backward()
-
+# what a model of one product does with its input: products by phase
+STEPS = {
+    # the gradient of the input; then of that product both gradients, and of the forward's both
+    "a penalty on gradients": (lambda model, x: penalized(model(x), x), 1, 0, 1 + 2 + 2),
+    "a penalty, checkpointed": (
+        lambda model, x: penalized(checkpoint(lambda x: model(x).tanh(), x, use_reentrant=False), x), 1, 2, 1 + 2 + 2
+    ),
     # its own backward makes both gradients, asked or not; that of the penalty goes through the one, then through it
-    assert counted(step).by_phase == {"forward": PRODUCT, "backward": (2 + 2 + 2) * PRODUCT}
-
-
-@pytest.mark.parametrize("use_reentrant", [True, False])
-def test_a_function_without_modules_is_recomputed_as_well_as_a_module(use_reentrant):
-    model, x = layer(), inputs(requires_grad=True)
-
-    def step():
-        squared(checkpoint(lambda x: again(x, model.weight).tanh(), x, use_reentrant=use_reentrant)).backward()
-
-    assert counted(step).by_phase == {"forward": PRODUCT, "recompute": PRODUCT, "backward": 2 * PRODUCT}
+    "a penalty on a function": (lambda model, x: penalized(ByHand.apply(x, model.weight), x), 1, 0, 2 + 2 + 2),
+    "gradients of functions": (gradient_of_weights, 1, 0, 1),
+    "a vector by a Jacobian": (vector_by_jacobian, 1, 0, 2),
+    "a whole Jacobian": (lambda model, x: jacrev(model)(x.detach()), 1, 0, ROWS * OUT),
+    # torch does multiply by the direction of the weight, which is zero
+    "a derivative in a direction": (lambda model, x: jvp(model, (x.detach(),), (torch.ones_like(x),)), 3, 0, 0),
+    # the inner gradient is one product; of the outer's path, that of it, and that of the forward
+    "a gradient of a gradient": (gradient_of_gradient, 1, 0, 3),
+    "a forward again by a module": (lambda model, x: squared(ByModule.apply(x, model)).backward(), 1, 1, 2),
+    "a forward again by a function": (lambda model, x: squared(ByFunction.apply(x, model.weight)).backward(), 1, 1, 2),
+    "a backward of its own": (lambda model, x: squared(ByHand.apply(x, model.weight)).backward(), 1, 0, 2),
+    **{
+        f"a checkpointed function, {reentrant=}": (
+            lambda model, x, reentrant=reentrant: squared(
+                checkpoint(lambda x: again(x, model.weight).tanh(), x, use_reentrant=reentrant)
+            ).backward(), 1, 1, 2
+        )
+        for reentrant in (True, False)
+    },
+    "a teacher": (taught, 2, 0, 2),
+    "two losses of a forward": (two_losses, 1, 0, 4),
+}  # fmt: skip
 
 
 @pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated")  # torch, of itself
-def test_a_derivative_in_a_direction_goes_forward_alone():
-    model, x = layer(), inputs()
-    work = counted(lambda: jvp(model, (x,), (torch.ones_like(x),)))
-    # torch does multiply by the direction of the weight, which is zero
-    assert work.by_phase == {"forward": 3 * PRODUCT}
-
-
-def test_gradients_of_gradients_of_functions_do_nothing_again():
-    model, x = layer(), inputs()
-
-    def slope(x):
-        return squared(grad(lambda x: squared(model(x)))(x))
-
-    work = counted(lambda: grad(slope)(x))
-    # the inner gradient is one product; of the outer's path, that of it, and that of the forward
-    assert work.by_phase == {"forward": PRODUCT, "backward": 3 * PRODUCT}
-
-
-def test_a_teacher_is_forward():
-    model, teacher, x = layer(), layer(), inputs()
-
-    def step():
-        with torch.no_grad():
-            wanted = teacher(x)
-        squared(model(x) - wanted).backward()
-
-    assert counted(step).by_phase == {"forward": 2 * PRODUCT, "backward": PRODUCT}
-
-
-def test_two_losses_of_one_forward_are_two_backwards():
-    model, x = layer(), inputs()
-
-    def step():
-        y = model(x)
-        squared(y).backward(retain_graph=True)
-        y.sum().backward()
-
-    assert counted(step).by_phase == {"forward": PRODUCT, "backward": 2 * PRODUCT}
+@each_row("name", STEPS)
+def test_products_belong_to_the_phase_that_asks_for_them(name):
+    run, forward, recompute, backward = STEPS[name]
+    model, x = layer(), inputs(requires_grad=True)
+    work = counted(lambda: run(model, x))
+    phases = {"forward": forward, "recompute": recompute, "backward": backward}
+    assert work.by_phase == {phase: products * PRODUCT for phase, products in phases.items() if products}
+    assert work.hardware_flops - work.model_flops == recompute * PRODUCT
 
 
 def test_a_hook_on_a_gradient_is_backward():

@@ -122,7 +122,7 @@ def test_an_optimizer_that_leaves_gradients_on_is_not_taken_for_the_model(closed
     assert work.by_phase == {"forward": PRODUCT, "backward": PRODUCT, "optimizer": 2 * 2 * OUT * OUT * WIDE}
 
 
-def test_what_lbfgs_tries_is_the_models_work_and_its_own_products_are_not():
+def test_trials_of_lbfgs_are_the_models_work_and_its_own_products_are_not():
     model, x = layer(), inputs()
     optimizer = torch.optim.LBFGS(model.parameters(), lr=0.01, max_iter=3, line_search_fn="strong_wolfe")
     tries = []

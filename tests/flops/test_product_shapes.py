@@ -16,7 +16,7 @@ def test_a_size_is_rounded_up_to_a_multiple_of_64_where_it_is_none_of_8(size, in
     assert better(size) == instead
 
 
-def test_one_tile_more_than_there_are_multiprocessors_takes_two_waves():
+def test_a_tile_more_than_there_are_multiprocessors_takes_two_waves():
     found = waves(109 * 128, 256, 108)
     assert (found.tiles, found.waves, f"{found.busy:.1%}") == (109, 2, "50.5%")
     assert waves(108 * 128, 256, 108) == Waves(108, 1, 1.0)

@@ -7,9 +7,9 @@ import torch
 from flops.products import inputs, layer
 
 from perf_callbacks.flops.count_records import counted
-from perf_callbacks.flops.counting import observed
+from perf_callbacks.flops.counting import counter as counters
 from perf_callbacks.flops.counting.counter import FlopCounter
-from perf_callbacks.flops.counting.formulas import formula
+from perf_callbacks.flops.counting.observed import StepObservations
 
 SPEAKS_OF_PRODUCTS = re.compile(
     r"mm|matmul|conv|linear|attention|attn|rnn|lstm|gru|cdist|dot|einsum|outer|multi_head|gemm|fft|solve|cholesky|inverse|det(?!ach)"
@@ -50,33 +50,23 @@ def speaking():
 def _taken_apart(operation):
     try:
         names = [getattr(operation, overload).name() for overload in operation.overloads()]
-        return all(torch._C._dispatch_has_kernel_for_dispatch_key(one, "CompositeImplicitAutograd") for one in names)
+        return all(torch._C._dispatch_has_kernel_for_dispatch_key(name, "CompositeImplicitAutograd") for name in names)
     except RuntimeError:  # of TorchScript alone
         return True
 
 
 def test_each_product_is_counted_or_marks_a_lower_bound_or_is_none():
-    none = {name for names in NO_PRODUCTS.values() for name in names.split()}
-    missed = [
-        base
-        for base, operation in speaking()
-        if formula(operation) is None
-        and not observed._opaque(operation, f"aten::{base}")
-        and base.strip("_") not in none
-        and base.removesuffix("_").strip("_") not in none
-    ]
-    assert missed == []
-
-
-def test_no_exception_is_one_that_is_counted_or_marks_a_lower_bound():
     """The list may name operations that this version of torch lacks."""
-    none = {name for names in NO_PRODUCTS.values() for name in names.split()}
-    wrong = [
-        base
-        for base, operation in speaking()
-        if base.strip("_") in none and (formula(operation) or observed._opaque(operation, f"aten::{base}"))
-    ]
-    assert wrong == []
+    none, observations = {name for names in NO_PRODUCTS.values() for name in names.split()}, StepObservations()
+    missed, wrong = [], []
+    for base, operation in speaking():
+        facts = observations.sort(getattr(operation, operation.overloads()[0]))
+        covered = facts.formula is not None or facts.opaque
+        if not covered and none.isdisjoint([base.strip("_"), base.removesuffix("_").strip("_")]):
+            missed.append(base)
+        if covered and base.strip("_") in none:
+            wrong.append(base)
+    assert (missed, wrong) == ([], [])
 
 
 @pytest.mark.parametrize(
@@ -96,14 +86,9 @@ def test_a_product_without_a_formula_makes_a_lower_bound(act):
     assert counted(counter, 1, None).lower_bound
 
 
-@pytest.mark.parametrize("part", ["phase", "_dtype"])
-def test_trouble_of_our_own_does_not_make_a_lower_bound(monkeypatch, part):
-    from perf_callbacks.flops.counting import counter as module
-
-    if part == "phase":
-        monkeypatch.setattr(module, "phase", lambda _: 1 / 0)
-    else:
-        monkeypatch.setattr(observed.StepObservations, "product", lambda *_: 1 / 0)
+@pytest.mark.parametrize(("owner", "part"), [(counters, "phase"), (StepObservations, "product")])
+def test_trouble_of_our_own_does_not_make_a_lower_bound(monkeypatch, owner, part):
+    monkeypatch.setattr(owner, part, lambda *_: 1 / 0)
     model, x = layer(), inputs()
     with FlopCounter() as counter:
         model(x).sum().backward()
@@ -116,6 +101,7 @@ def test_trouble_of_our_own_does_not_make_a_lower_bound(monkeypatch, part):
 def test_lines_of_a_directory_of_the_user_named_torch_are_named(tmp_path):
     file = tmp_path / "torch" / "perf_callbacks" / "train.py"
     source = compile("def call(function):\n    return function()\n", str(file), "exec")
-    names = {}
+    names, observations = {}, StepObservations()
     exec(source, names)
-    assert names["call"](observed._line) == f"{file.as_posix()}:2"
+    names["call"](observations.value_read)
+    assert observations.values_read == {f"{file.as_posix()}:2": 1}

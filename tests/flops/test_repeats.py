@@ -144,28 +144,29 @@ def phases_of(name):
 
 
 @each_row("name", FUNCTIONS)
-def test_what_a_backward_of_its_own_computes_again_is_recompute(name):
+def test_products_that_a_backward_of_its_own_repeats_are_recompute(name):
     function, sizes, *_ = FUNCTIONS[name]
     operands = [random(*size) for size in sizes]
-    assert counted(lambda: squared(function.apply(*operands)).backward()).by_phase == phases_of(name)
 
+    def step():
+        squared(function.apply(*operands)).backward()
 
-def test_a_thread_of_autograd_makes_no_difference(monkeypatch):
-    # as on an accelerator: the frames of whoever called `backward` are not there
-    monkeypatch.setattr(phases, "_innermost", lambda: None)
-    test_what_a_backward_of_its_own_computes_again_is_recompute()
+    assert counted(step).by_phase == phases_of(name)
+    with pytest.MonkeyPatch.context() as patch:  # as on an accelerator: the frames of the caller of `backward` are gone
+        patch.setattr(phases, "innermost", lambda: None)
+        assert counted(step).by_phase == phases_of(name)
 
 
 @each_row("name", FUNCTIONS)
-def test_one_function_after_another_is_as_if_each_was_alone(name):
+def test_functions_after_others_are_as_if_each_was_alone(name):
     function, sizes, *_ = FUNCTIONS[name]
     steps = [[random(*size) for size in sizes] for _ in range(3)]
 
     def step():
         for operands in steps[:2]:  # what the first backward frees, the next forward may get
             squared(function.apply(*operands)).backward()
-        chain = squared(function.apply(*[one * 1 for one in steps[2]]))
-        (chain + squared(function.apply(*[one * chain for one in steps[2]]))).backward()
+        chain = squared(function.apply(*[operand * 1 for operand in steps[2]]))
+        (chain + squared(function.apply(*[operand * chain for operand in steps[2]]))).backward()
 
     assert counted(step).by_phase == {phase: 4 * flops for phase, flops in phases_of(name).items()}
 

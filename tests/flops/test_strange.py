@@ -35,21 +35,27 @@ class ByNumpy(torch.autograd.Function):
         return torch.from_numpy(gradient.numpy() @ weight), torch.from_numpy(gradient.numpy().T @ x)
 
 
-@torch.library.custom_op("perf_callbacks_zoo::linear", mutates_args=())
-def custom_linear(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+def multiply(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     return x @ weight.T
 
 
-def _save(ctx, inputs, output):
+def save(ctx, inputs, output):
     ctx.save_for_backward(*inputs)
 
 
-def _linear_backward(ctx, gradient):
+def gradients(ctx, gradient):
     x, weight = ctx.saved_tensors
     return gradient @ weight, gradient.T @ x
 
 
-custom_linear.register_autograd(_linear_backward, setup_context=_save)
+def custom_operation(name):
+    """A product as an operation that torch has no formula for."""
+    operation = torch.library.custom_op(f"{name}::linear", multiply, mutates_args=())
+    operation.register_autograd(gradients, setup_context=save)
+    return operation
+
+
+custom_linear = custom_operation("perf_callbacks_zoo")
 
 
 class Layer(nn.Module):
@@ -73,7 +79,7 @@ class Attending(nn.Module):
         self.attention = attention
 
     def forward(self, x):
-        return self.attention(*[one(x).unflatten(-1, (2, WIDE // 2)).transpose(1, 2) for one in self.projections])
+        return self.attention(*[part(x).unflatten(-1, (2, WIDE // 2)).transpose(1, 2) for part in self.projections])
 
 
 def flex(query, key, value):
@@ -101,7 +107,7 @@ class Strange(NamedTuple):
 
 STRANGE = {
     "a kernel past the dispatcher": Strange(lambda: Layer(ByNumpy.apply)),
-    "an operation of one's own": Strange(lambda: Layer(custom_linear)),
+    "a custom operation": Strange(lambda: Layer(custom_linear)),
     "flex attention": Strange(lambda: Attending(flex), lambda: torch.randn(2, 16, WIDE)),
     "a jagged linear layer": Strange(lambda: nn.Linear(WIDE, OUT), nested),
     "jagged attention": Strange(lambda: Attending(functional.scaled_dot_product_attention), nested),
@@ -120,56 +126,40 @@ def step(strange, *, within=None):
     with torch.compiler.set_stance("force_eager"), within or torch.enable_grad():
         loss = values(model(batch)).square().mean()
         loss.backward()
-    return [loss.detach(), *[one.grad for one in model.parameters() if one.grad is not None], torch.get_rng_state()]
+    return [
+        loss.detach(),
+        *[weight.grad for weight in model.parameters() if weight.grad is not None],
+        torch.get_rng_state(),
+    ]
 
 
-@each_row("strange", [pytest.param(strange, id=name) for name, strange in STRANGE.items()])
-def test_a_step_comes_out_as_without_the_counter(strange):
+PROJECTION, FLEX = 2 * (2 * 16) * WIDE * WIDE, 2 * (2 * 2) * 16 * 16 * (WIDE // 2)
+JAGGED = 2 * (3 + 5) * WIDE
+COUNTED = {
+    "a kernel past the dispatcher": {},
+    # the operation is opaque; its backward is made of products that are not, and computes both gradients
+    "a custom operation": {"backward": 2 * PRODUCT},
+    # on a CPU it goes forward alone, and what is added to it needs a gradient of the last projection
+    "flex attention": {"forward": 3 * PROJECTION + 2 * FLEX, "backward": PROJECTION},
+    "a jagged linear layer": {"forward": JAGGED * OUT, "backward": JAGGED * OUT},
+    "jagged attention": {
+        "forward": 3 * JAGGED * WIDE + 2 * 2 * (3 * 3 + 5 * 5) * WIDE,
+        "backward": 3 * JAGGED * WIDE + 2 * 2 * 2 * (3 * 3 + 5 * 5) * WIDE,
+    },
+    "dropout": {"forward": PRODUCT, "backward": PRODUCT},
+}
+
+
+@each_row("name", STRANGE)
+def test_a_step_comes_out_as_without_the_counter_and_is_counted(name):
     counter = FlopCounter()
-    with_counter, without = step(strange, within=counter), step(strange)
-    assert all(torch.equal(one, other) for one, other in zip(with_counter, without, strict=True))
+    with_counter, without = step(STRANGE[name], within=counter), step(STRANGE[name])
+    assert all(torch.equal(a, b) for a, b in zip(with_counter, without, strict=True))
     assert _get_current_dispatch_mode_stack() == []
     assert not counter.errors
-
-
-def test_a_kernel_past_the_dispatcher_shows_as_a_weight_never_multiplied():
-    counter = FlopCounter()
-    step(STRANGE["a kernel past the dispatcher"], within=counter)
-    assert counter.work().by_phase == {}
-    assert counter.weights.coverage() == 0.0
-
-
-def test_an_operation_of_ones_own_is_named_and_its_backward_counts():
-    counter = FlopCounter()
-    step(STRANGE["an operation of one's own"], within=counter)
-    assert counter.observed.unknown == {"perf_callbacks_zoo::linear": 1}
-    # the operation is opaque; its backward is made of products that are not, and computes both gradients
-    assert counter.work().by_phase.get("backward") == 2 * PRODUCT
-
-
-def test_flex_attention_counts_like_any_other():
-    counter = FlopCounter()
-    step(STRANGE["flex attention"], within=counter)
-    projection, product = 2 * (2 * 16) * WIDE * WIDE, 2 * (2 * 2) * 16 * 16 * (WIDE // 2)
-    # on a CPU it goes forward alone, and what is added to it needs a gradient of the last projection
-    assert counter.work().by_phase == {"forward": 3 * projection + 2 * product, "backward": projection}
-
-
-def test_a_jagged_linear_layer_counts_the_rows_that_are_there():
-    counter = FlopCounter()
-    step(STRANGE["a jagged linear layer"], within=counter)
-    rows = 3 + 5
-    assert counter.work().by_phase == {"forward": 2 * rows * WIDE * OUT, "backward": 2 * rows * WIDE * OUT}
-
-
-def test_jagged_attention_counts_each_row_with_its_own_length():
-    counter = FlopCounter()
-    step(STRANGE["jagged attention"], within=counter)
-    projections, products = 3 * 2 * (3 + 5) * WIDE * WIDE, 2 * 2 * (3 * 3 + 5 * 5) * WIDE
-    assert counter.work().by_phase == {
-        "forward": projections + products,
-        "backward": projections + 2 * products,
-    }
+    assert counter.work().by_phase == COUNTED[name]
+    assert counter.observed.unknown == ({"perf_callbacks_zoo::linear": 1} if "custom" in name else {})
+    assert (counter.weights.coverage() == 0.0) == (name == "a kernel past the dispatcher")
 
 
 @pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
@@ -205,7 +195,7 @@ def test_an_error_in_the_backward_leaves_no_mode_and_the_next_step_counts():
     assert counter.work().by_phase == {"forward": PRODUCT, "backward": PRODUCT}
 
 
-def test_a_step_without_a_loss_counts_what_ran():
+def test_a_step_without_a_loss_is_counted():
     layer = Layer()
     with FlopCounter() as counter:
         layer(dense())

@@ -248,12 +248,7 @@ def test_a_plain_loop(monkeypatch, tmp_path, kind, name):
 
 
 DOORS = {"accelerate": by_accelerate, "transformers": by_transformers, "lightning": by_lightning}
-WAYS = {
-    "inductor": {},
-    "aot_eager": {"backend": "aot_eager"},
-    "autocast": {"autocast": True},
-    "checkpointed": {"checkpointed": True},
-}
+WAYS = {"inductor": {}, "all of it": {"autocast": True, "checkpointed": True}, "aot_eager": {"backend": "aot_eager"}}
 
 
 @pytest.mark.slow

@@ -6,15 +6,14 @@ from dataclasses import replace
 
 import pytest
 import torch
-from counted import counts, known, left_behind, loop, truth
+from counted import counts, fit, known, left_behind, loop, truth
+from rows import each_row
 from torch import nn
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack as modes
 
-from perf_callbacks import PerfConfig
 from perf_callbacks.flops import observer
 from perf_callbacks.flops.counted_step import REST
 from perf_callbacks.flops.counting import count_limit
-from perf_callbacks.loop import measure
 from perf_callbacks.report.cards import closing
 
 STEPS = 4
@@ -48,24 +47,12 @@ def batches(number=STEPS):
     return [torch.full((3, 4), 1 / (1 + step)) for step in range(number)]
 
 
-def train(directory, model, optimizer, clip=lambda _: None):
-    with measure(model=model, optimizer=optimizer, config=PerfConfig(output_dir=str(directory))) as perf:
-        for batch in batches():
-            with perf.data():
-                perf.batch(batch)
-            model(batch).square().mean().backward()
-            clip(model)
-            optimizer.step()
-            optimizer.zero_grad()
-    return perf.summary
-
-
 @pytest.mark.parametrize("product", [False, True])
 def test_the_counter_leaves_an_optimizer_that_works_row_by_row(tmp_path, monkeypatch, product):
     monkeypatch.setattr(count_limit, "MOST_WITHOUT_PRODUCT", 100)
     before, model = left_behind(), network()
     optimizer = RowWise(model.parameters(), product=product)
-    summary = train(tmp_path, model, optimizer)
+    summary = fit(tmp_path, model, batches(), optimizer=optimizer).summary
     assert left_behind() == before
     rows = sum(len(parameter) for parameter in model.parameters())
     assert [0 < watched < rows / 4 for watched in optimizer.watched] == [False, True, False, False]
@@ -77,24 +64,17 @@ def test_the_counter_leaves_an_optimizer_that_works_row_by_row(tmp_path, monkeyp
 
 def test_a_counter_that_left_a_clipping_returns_for_the_next_forward(tmp_path, monkeypatch):
     monkeypatch.setattr(count_limit, "MOST_WITHOUT_PRODUCT", 50)
+    model = network()
 
-    def clip(module, _gradients, _result):
-        for parameter in module.parameters():
-            for row in parameter.grad if parameter.grad is not None else ():
+    def step(_, batch):
+        model(batch).square().mean().backward()
+        for parameter in model.parameters():
+            for row in parameter.grad:
                 row.mul_(1.0)
 
-    model = network()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    with measure(model=model, optimizer=optimizer, config=PerfConfig(output_dir=str(tmp_path))) as perf:
-        for step in range(STEPS):
-            for batch in batches(2):
-                with perf.data():
-                    perf.batch(batch)
-                model(batch).square().mean().backward()
-                clip(model, None, None)
-            optimizer.step()
-            optimizer.zero_grad()
-            assert not step or modes() == []  # after the first step, a count begins
+    stacks = []
+    fit(tmp_path, model, batches(2 * STEPS), step, each=2, after=lambda: stacks.append(modes()))
+    assert stacks[3::2] == [[]] * (STEPS - 1)  # after the first step, a count begins
     assert known(tmp_path)[1:] == [2 * truth(network(), batches()[0])] * (STEPS - 1)
     (record,) = counts(tmp_path)
     assert not record.lower_bound
@@ -109,7 +89,7 @@ def test_a_profiler_of_the_program_stays(tmp_path, monkeypatch):
 
     sys.setprofile(theirs)
     try:
-        train(tmp_path, model, RowWise(model.parameters()))
+        fit(tmp_path, model, batches(), optimizer=RowWise(model.parameters()))
         assert sys.getprofile() is theirs
     finally:
         sys.setprofile(None)
@@ -168,22 +148,18 @@ LENDING = {
 
 
 @pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")  # of torch's forward mode
-@pytest.mark.parametrize("name", LENDING)
+@each_row("name", LENDING)
 def test_the_counter_leaves_no_thread_whose_keys_torch_has_lent(tmp_path, monkeypatch, name):
     monkeypatch.setattr(count_limit, "MOST_WITHOUT_PRODUCT", 100)
-    before, model = left_behind(), network(4)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    with measure(model=model, optimizer=optimizer, config=PerfConfig(output_dir=str(tmp_path))) as perf:
-        for batch in batches():
-            with perf.data():
-                perf.batch(batch)
-            model(batch).square().mean().backward()
-            optimizer.step()
-            optimizer.zero_grad()
-            LENDING[name](batch)
-            assert torch.randn(3).shape == (3,)  # fails if a mode is missing that torch's keys name
+    before = left_behind()
+
+    def lend():
+        LENDING[name](batches()[0])
+        assert torch.randn(3).shape == (3,)  # fails if a mode is missing that torch's keys name
+
+    fit(tmp_path / name, network(4), batches(), after=lend)
     assert left_behind() == before
-    assert known(tmp_path)[1:] == [truth(network(4), batches()[0])] * (STEPS - 1)
+    assert known(tmp_path / name)[1:] == [truth(network(4), batches()[0])] * (STEPS - 1)
 
 
 class Multiplying(torch.optim.SGD):
@@ -200,7 +176,8 @@ def test_an_update_that_was_not_counted_to_its_end_marks_hfu(tmp_path, monkeypat
     monkeypatch.setattr(observer, "MOST_OPERATIONS", 300)
     monkeypatch.setattr(count_limit, "CHECK_EVERY", 1)
     model = network(8)
-    summary = train(tmp_path, model, Multiplying(model.parameters(), lr=0.01))
+    optimizer = Multiplying(model.parameters(), lr=0.01)
+    summary = fit(tmp_path, model, batches(), optimizer=optimizer).summary
     record = counts(tmp_path)[0]
     assert (record.model_flops, record.lower_bound) == (truth(network(8), batches()[0]), False)
     assert record.uncounted == {REST: 1}

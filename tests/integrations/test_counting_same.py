@@ -1,69 +1,50 @@
 """A step that is counted computes what it would have computed: loss, weights and random numbers, to the last bit."""
 
-from types import SimpleNamespace
-
 import pytest
-import tiny
 import torch
 from counted import bits, counts, gpt2, ids, known, left_behind, loop, truth
-from transformers import TrainingArguments
 
-from perf_callbacks import PerfConfig
-from perf_callbacks.transformers import PerfCallback
-
-LOSSES = {"step", "loss", "grad_norm", "learning_rate"}
-CHECKPOINTING = next(
-    name for name in ("activation_checkpointing", "gradient_checkpointing") if hasattr(TrainingArguments, name)
-)
-"""As this release of transformers calls it."""
 WAYS = {
     "fp32": {},
-    "bf16": {"bf16": True},
-    "accumulating": {"gradient_accumulation_steps": 2},
-    "checkpointed": {CHECKPOINTING: True},
-    "all of it": {"bf16": True, "gradient_accumulation_steps": 2, CHECKPOINTING: True},
+    "bf16": {"autocast": True},
+    "accumulating": {"each": 2},
+    "checkpointed": {"checkpointed": True},
+    "all of it": {"autocast": True, "each": 2, "checkpointed": True},
 }
 
 
-def dropping():
+def dropping(*, checkpointed=False):
     """Attention and layers that draw random numbers."""
-    return gpt2(attn_pdrop=0.1, resid_pdrop=0.1, embd_pdrop=0.1)
+    model = gpt2(attn_pdrop=0.1, resid_pdrop=0.1, embd_pdrop=0.1)
+    if checkpointed:
+        getattr(model, "activation_checkpointing_enable", model.gradient_checkpointing_enable)()
+    return model
 
 
-def by_transformers(directory, flops, **arguments):
-    arguments = tiny.training_arguments(directory, max_steps=4, **arguments)
-    trainer = tiny.trainer(
-        arguments, PerfCallback(PerfConfig(flops=flops)), model=dropping(), train_dataset=tiny.Tokens(32)
-    )
-    trainer.train()
-    losses = [{key: value for key, value in row.items() if key in LOSSES} for row in trainer.state.log_history]
-    return SimpleNamespace(outcome=(losses, bits(trainer.model), torch.get_rng_state().tolist()), model=trainer.model)
+def train(directory, flops, *, autocast=False, each=1, checkpointed=False):
+    """What a fit comes to."""
+    model = dropping(checkpointed=checkpointed)
+    torch.manual_seed(1)
+    with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+        losses = loop(directory, model, [ids(2, 8)] * 4 * each, flops=flops, each=each)
+    return losses, bits(model), torch.get_rng_state().tolist()
 
 
+@pytest.mark.filterwarnings("ignore:.gradient_checkpointing_enable. is deprecated:FutureWarning")
 @pytest.mark.parametrize("way", WAYS)
-def test_with_transformers(tmp_path, way):
-    before = left_behind()
-    counted, off = [by_transformers(tmp_path / flops, flops, **WAYS[way]) for flops in ("count", "off")]
-    assert counted.outcome == off.outcome
+def test_a_counted_fit_is_as_without_counts(tmp_path, way):
+    before, options = left_behind(), WAYS[way]
+    assert train(tmp_path / "count", "count", **options) == train(tmp_path / "off", "off", **options)
     assert left_behind() == before
     (record,) = counts(tmp_path / "count")
-    each = 2 if "gradient_accumulation_steps" in WAYS[way] else 1
-    assert record.model_flops == each * truth(dropping(), ids(4, 16))
-    assert known(tmp_path / "count")[1:] == [record.model_flops] * 3
-    assert max(record.by_dtype, key=record.by_dtype.get) == ("bfloat16" if "bf16" in WAYS[way] else "float32")
-    assert ("recompute" in record.by_phase) == (CHECKPOINTING in WAYS[way])
+    assert record.model_flops == options.get("each", 1) * truth(dropping(), ids(2, 8))
+    assert known(tmp_path / "count") == [record.model_flops] * 4
+    assert max(record.by_dtype, key=record.by_dtype.get) == ("bfloat16" if "autocast" in options else "float32")
+    assert ("recompute" in record.by_phase) == ("checkpointed" in options)
     assert (record.step, record.source, record.whole_step, record.errors) == (2, "counted", True, {})
     assert counts(tmp_path / "off") == []
 
 
-@pytest.mark.parametrize("autocast", [False, True])
-def test_in_a_plain_loop(tmp_path, autocast):
-    outcomes = []
-    for flops in ("count", "off"):
-        model = dropping()
-        torch.manual_seed(1)
-        with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
-            losses = loop(tmp_path / flops, model, [ids(2, 8)] * 4, flops=flops)
-        outcomes.append((losses, bits(model), torch.get_rng_state().tolist()))
-    assert outcomes[0] == outcomes[1]
-    assert known(tmp_path / "count") == [truth(dropping(), ids(2, 8))] * 4
+def test_an_estimated_fit_is_as_without_estimates(tmp_path):
+    assert train(tmp_path / "estimate", "estimate") == train(tmp_path / "off", "off")
+    assert len(counts(tmp_path / "estimate")) == 1

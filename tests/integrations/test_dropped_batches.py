@@ -1,5 +1,8 @@
 """Batches belong to the step that trains on them: those that a loop drops, fetches early or puts together."""
 
+import itertools
+from functools import partial
+
 import lightning
 import numpy as np
 import pytest
@@ -29,7 +32,7 @@ class Loop:
     def __init__(self):
         self.model = nn.Sequential(nn.Linear(16, 8), nn.ReLU(), nn.Linear(8, 1))
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=1e-3)
-        self.trained = []
+        self.buffer, self.trained = torch.empty(4, 16), []
         self.backward = torch.Tensor.backward
 
     def loss(self, x):
@@ -45,29 +48,51 @@ class Loop:
         self.step(len(x) if samples is None else samples)
 
 
-def drops_before_the_forward(loop, batches):
+def itself(loop, x):
+    loop.train(x)
+
+
+def a_copy(loop, x):
+    loop.train(x + 1)
+
+
+def twice(loop, x):
+    loop.backward(loop.loss(x) + loop.loss(x))
+    loop.step(len(x))
+
+
+def two_copies(loop, x):
+    loop.backward(loop.loss(x + 1) + loop.loss(x + 2))
+    loop.step(len(x))
+
+
+def in_a_buffer(loop, x):
+    loop.train(loop.buffer.copy_(x) if len(x) == len(loop.buffer) else x)
+
+
+def drops(train, loop, batches):
     for place, x in enumerate(batches):
         if place % 5 == 0:
-            loop.train(x)
+            train(loop, x)
 
 
-def drops_and_copies(loop, batches):
-    for place, x in enumerate(batches):
-        if place % 5 == 0:
-            loop.train(x + 1)
-
-
-def drops_the_first(loop, batches):
+def drops_the_first(train, loop, batches):
     for place, x in enumerate(batches):
         if place > 6:
-            loop.train(x)
+            train(loop, x)
 
 
-def drops_and_calls_the_model_twice(loop, batches):
-    for place, x in enumerate(batches):
-        if place % 5 != 2:
-            loop.backward(loop.loss(x) + loop.loss(x))
-            loop.step(len(x))
+def prefetches(train, loop, batches, ahead=1):
+    iterator = iter(batches)
+    waiting = [next(iterator) for _ in range(ahead)]
+    while waiting:
+        waiting += [x for x in [next(iterator, None)] if x is not None]
+        train(loop, waiting.pop(0))
+
+
+def prefetches_and_drops(train, loop, batches):
+    places = itertools.count()
+    prefetches(lambda loop, x: train(loop, x) if next(places) % 5 else None, loop, batches)
 
 
 def drops_after_the_forward(loop, batches):
@@ -87,39 +112,6 @@ def steps_without_a_backward(loop, batches):
         loop.step(len(x) if trains else 0)
 
 
-def prefetches(loop, batches, change=lambda x: x):
-    iterator = iter(batches)
-    x = next(iterator)
-    while x is not None:
-        following = next(iterator, None)
-        loop.train(change(x))
-        x = following
-
-
-def prefetches_and_copies(loop, batches):
-    prefetches(loop, batches, lambda x: x + 1)
-
-
-def prefetches_and_calls_the_model_twice(loop, batches):
-    iterator = iter(batches)
-    x = next(iterator)
-    while x is not None:
-        following = next(iterator, None)
-        loop.backward(loop.loss(x) + loop.loss(x))
-        loop.step(len(x))
-        x = following
-
-
-def prefetches_and_calls_the_model_with_two_copies(loop, batches):
-    iterator = iter(batches)
-    x = next(iterator)
-    while x is not None:
-        following = next(iterator, None)
-        loop.backward(loop.loss(x + 1) + loop.loss(x + 2))
-        loop.step(len(x))
-        x = following
-
-
 def prefetches_before_the_backward(loop, batches):
     iterator = iter(batches)
     x = next(iterator)
@@ -128,25 +120,6 @@ def prefetches_before_the_backward(loop, batches):
         x = next(iterator, None)
         loop.backward(loss)
         loop.step(rows)
-
-
-def prefetches_two(loop, batches):
-    iterator = iter(batches)
-    waiting = [next(iterator), next(iterator)]
-    while waiting:
-        following = next(iterator, None)
-        waiting += [] if following is None else [following]
-        loop.train(waiting.pop(0))
-
-
-def prefetches_and_drops(loop, batches):
-    iterator = iter(batches)
-    x, place = next(iterator), 0
-    while x is not None:
-        following = next(iterator, None)
-        if place % 5:
-            loop.train(x)
-        x, place = following, place + 1
 
 
 def fetches_four_at_once(loop, batches):
@@ -158,23 +131,15 @@ def fetches_four_at_once(loop, batches):
         loop.step(sum(map(len, four)))
 
 
-def adds_two_losses(loop, batches):
-    iterator = iter(batches)
-    for x in iterator:
-        first, y = loop.loss(x), next(iterator)
-        loop.backward(first + loop.loss(y))
-        loop.step(len(x) + len(y))
-
-
-def adds_two_losses_later(loop, batches):
+def adds_two_losses(loop, batches, first=0):
     iterator = iter(batches)
     for place, x in enumerate(iterator):
-        if place < 10:
+        if place < first:
             loop.train(x)
-            continue
-        first, y = loop.loss(x), next(iterator)
-        loop.backward(first + loop.loss(y))
-        loop.step(len(x) + len(y))
+        else:
+            loss, y = loop.loss(x), next(iterator)
+            loop.backward(loss + loop.loss(y))
+            loop.step(len(x) + len(y))
 
 
 def adds_two_losses_and_drops(loop, batches):
@@ -218,38 +183,28 @@ def calls_parts_of_the_model(loop, batches):
         loop.step(len(x))
 
 
-def prefetches_into_one_buffer(loop, batches):
-    buffer, fetched = torch.empty(4, 16), iter(batches)
-    following = next(fetched)
-    while following is not None:
-        x, following = following, next(fetched, None)
-        loop.train(buffer.copy_(x) if len(x) == len(buffer) else x)
-
-
-LOOPS = [
-    prefetches_into_one_buffer,
-    drops_before_the_forward,
-    drops_and_copies,
-    drops_the_first,
-    drops_and_calls_the_model_twice,
-    drops_after_the_forward,
-    steps_without_a_backward,
-    prefetches,
-    prefetches_and_copies,
-    prefetches_and_calls_the_model_twice,
-    prefetches_and_calls_the_model_with_two_copies,
-    prefetches_before_the_backward,
-    prefetches_two,
-    prefetches_and_drops,
-    fetches_four_at_once,
-    adds_two_losses,
-    adds_two_losses_later,
-    adds_two_losses_and_drops,
-    goes_through_two_losses,
-    looks_without_gradients,
-    puts_two_batches_together,
-    calls_parts_of_the_model,
-]
+LOOPS = {
+    f"{fetch.__name__}, {train.__name__}": partial(fetch, train)
+    for fetch in (drops, drops_the_first, prefetches, prefetches_and_drops)
+    for train in (itself, a_copy, in_a_buffer, twice, two_copies)
+}
+LOOPS["prefetches two"] = partial(prefetches, itself, ahead=2)
+LOOPS["adds two losses later"] = partial(adds_two_losses, first=10)
+LOOPS |= {
+    loop.__name__: loop
+    for loop in (
+        drops_after_the_forward,
+        steps_without_a_backward,
+        prefetches_before_the_backward,
+        fetches_four_at_once,
+        adds_two_losses,
+        adds_two_losses_and_drops,
+        goes_through_two_losses,
+        looks_without_gradients,
+        puts_two_batches_together,
+        calls_parts_of_the_model,
+    )
+}
 
 
 def plainly(directory, train, batches):
@@ -270,9 +225,6 @@ def with_accelerate(directory, train, batches):
     return perf.summary, loop.trained, steps(directory)
 
 
-DOORS = pytest.mark.parametrize("measured", [plainly, with_accelerate], ids=["plain", "accelerate"])
-
-
 WAYS = {
     "plain, of all sizes": (plainly, ALL_SIZES),
     "accelerate, of one size": (with_accelerate, ONE_SIZE),
@@ -281,8 +233,8 @@ WAYS = {
 }
 
 
-@pytest.mark.parametrize(("train", "way"), crossed({train.__name__: train for train in LOOPS}, WAYS))
-def test_the_samples_of_a_step_are_those_that_it_trains_on(tmp_path, train, way):
+@pytest.mark.parametrize(("train", "way"), crossed(LOOPS, WAYS))
+def test_the_samples_of_a_step_are_of_batches_that_it_trains_on(tmp_path, train, way):
     measured, batches = way
     summary, trained, done = measured(tmp_path, train, batches)
     assert [step["samples"] for step in done] == trained
@@ -290,13 +242,7 @@ def test_the_samples_of_a_step_are_those_that_it_trains_on(tmp_path, train, way)
 
 
 def test_numbers_of_numpy_beside_the_tensors_of_a_loop_that_prefetches(tmp_path):
-    def train(loop, batches):
-        fetched = iter(batches)
-        following = next(fetched)
-        while following is not None:
-            batch, following = following, next(fetched, None)
-            loop.train(batch["x"])
-
+    train = partial(prefetches, lambda loop, batch: loop.train(batch["x"]))
     summary, trained, _ = plainly(tmp_path, train, [{"x": x, "weight": np.float32(1)} for x in ONE_SIZE])
     assert summary.samples == sum(trained)
 
@@ -317,29 +263,26 @@ def trains_twice_on_each(loop, batches):
         loop.train(x, samples=-1)
 
 
-@DOORS
+@pytest.mark.parametrize("measured", [plainly, with_accelerate])
 def test_samples_are_unknown_in_a_step_that_trains_on_an_earlier_batch(tmp_path, measured):
     summary, trained, done = measured(tmp_path, trains_twice_on_each, ALL_SIZES)
-    assert [step["samples"] for step in done] == [None if one < 0 else one for one in trained]
+    assert [step["samples"] for step in done] == [None if samples < 0 else samples for samples in trained]
     assert summary.samples is None
 
 
 def test_a_batch_with_accelerate_that_no_call_tells_from_others_is_unknown(tmp_path):
     def train(loop, batches):
         loop.model = nn.Sequential(*loop.model)  # another one, which is not watched
-        prefetches(loop, batches)
+        prefetches(itself, loop, batches)
 
     _, _, done = with_accelerate(tmp_path, train, ALL_SIZES)
     assert {step["samples"] for step in done[:-1]} == {None}
 
 
-@DOORS
-@pytest.mark.parametrize("train", [prefetches, prefetches_and_copies, drops_before_the_forward, drops_and_copies])
-def test_the_flops_of_a_step_are_those_of_the_batch_that_it_trains_on(tmp_path, measured, train):
-    summary, trained, done = measured(tmp_path, train, ALL_SIZES)
-    assert [step["model_flops"] for step in done[2:]] == [
-        (6 * 16 * 8 - 2 * 16 * 8 + 6 * 8) * rows for rows in trained[2:]
-    ]
+@pytest.mark.parametrize("name", ["prefetches, itself", "prefetches, a_copy", "drops, itself", "drops, a_copy"])
+def test_the_flops_of_a_step_are_of_batches_that_it_trains_on(tmp_path, name):
+    summary, trained, done = plainly(tmp_path, LOOPS[name], ALL_SIZES)
+    assert [step["model_flops"] for step in done[2:]] == [(4 * 16 * 8 + 6 * 8) * rows for rows in trained[2:]]
     assert summary.flops.unknown is None
 
 

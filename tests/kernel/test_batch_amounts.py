@@ -21,56 +21,41 @@ def packed(*lengths):
     return pack_sequence([t(length, 2) for length in lengths])
 
 
-W4, W10, W16, W20, W100, TABLE = t(4), t(10), t(16), t(20), t(100), t(100, 16)
+W16, W20 = t(16), t(20)
 """Constants: the same objects in each batch."""
 
 FORMS = {  # name: (makes a batch of its step, true number of samples)
-    "columns": (lambda _: (t(8, 16), i(8)), 8),
     "names": (lambda _: {"x": t(8, 16), "y": i(8)}, 8),
-    "images": (lambda _: {"pixel_values": t(8, 3, 4, 4), "labels": i(8)}, 8),
     "mean and deviation": (lambda _: {"x": t(8, 16), "mean": W16, "std": W16.view_as(W16)}, 8),
     "means of one object": (lambda _: {"x": t(8, 16), "mean": W16, "std": W16}, 8),
-    "schedules": (lambda _: (t(8, 16), W100, W100), 8),
-    "fresh schedules": (lambda _: (t(8, 16), t(100), t(100)), 8),
     "anchors": (lambda _: {"x": t(8, 16), "anchors": W20, "scales": W20, "grid": W20}, 8),
     "fresh anchors": (lambda _: {"x": t(8, 16), "anchors": t(20), "scales": t(20), "grid": t(20)}, 8),
     "anchors in a table": (lambda _: {"x": t(8, 16), "anchors": t(20, 4), "scales": t(20, 2), "grid": t(20)}, 8),
-    "weights": (lambda _: (t(16, 4), W4, W4), 16),
     "fresh weights": (lambda _: (t(16, 4), t(4), t(4)), 16),
-    "weights of classes": (lambda _: (t(8, 16), i(8), W10), 8),
     "weights and vectors": (lambda _: (i(8), t(100), t(100)), 8),
-    "a table": (lambda _: {"x": t(8, 16), "y": i(8), "table": TABLE}, 8),
     "a fresh table": (lambda _: {"x": t(8, 16), "y": i(8), "table": t(100, 16)}, 8),
     "time-major": (lambda _: (t(50, 4, 7), i(4)), 4),
-    "time-major, most agree": (lambda _: (t(50, 4, 7), i(4), i(4)), 4),
     "time-major token ids with labels": (lambda _: {"input_ids": i(16, 4), "labels": i(4)}, 4),
-    "token ids": (lambda _: {"input_ids": i(4, 16), "labels": i(4, 16), "attention_mask": i(4, 16)}, 4),
     "token ids with positions": (lambda _: {"input_ids": i(4, 16), "position_ids": i(16)}, 4),
     "token ids with classes": (lambda _: {"input_ids": i(4, 16), "labels": i(4)}, 4),
-    "one packed row": (lambda _: {"input_ids": i(1, 16), "cu_seq_lens_q": i(4)}, 3),
     "a single row": (lambda _: t(16), 1),
     "a single row in a list": (lambda _: [t(16)], 1),
     "a single row with its label": (lambda _: (t(16), torch.tensor(1)), 1),
     "a single row by name": (lambda _: {"x": t(16), "y": 1}, 1),
-    "a single row of numpy": (lambda _: np.zeros(16), 1),
     "packed sequences": (lambda step: (packed(5, 3, 1 + step), i(3)), 3),
     "varying rows": (lambda step: {"x": t(8 - step, 16), "mean": W16, "std": W16}, None),
-    "detection": (lambda _: (t(2, 3, 8, 8), [{"boxes": t(5, 4)}, {"boxes": t(1, 4)}]), 2),
     "ratings": (lambda _: [i(16), i(16), t(16)], 16),
 }
 
 UNKNOWN = {
     "mean and deviation",
-    "fresh schedules",
     "fresh anchors",
     "anchors in a table",
     "fresh weights",
     "weights and vectors",
     "a fresh table",
     "time-major",
-    "time-major, most agree",
     "time-major token ids with labels",
-    "one packed row",
     *[name for name in FORMS if name.startswith("a single row")],
 }
 """Forms that don't show their number of samples."""

@@ -13,7 +13,7 @@ class Shy(torch.Tensor):
         pytest.fail("is_pinned initializes CUDA")
 
 
-def test_a_batch_that_nobody_wants_is_not_examined():
+def test_an_unwanted_batch_is_not_examined():
     first = FirstBatch()
     first.see(Shy())
     assert (first.kind, first.pinned, first.bytes) == (None, False, 0)

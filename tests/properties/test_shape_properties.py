@@ -60,7 +60,7 @@ def test_an_answer_is_exactly_right(work, counts, asked):
 
 
 @given(models(), factors, st.integers(4, 9), st.lists(st.integers(0, 9), max_size=5), sizes)
-def test_nor_is_one_wrong_where_batches_have_as_many_tokens_each_time(work, once, budget, halvings, asked):
+def test_an_answer_is_right_where_batches_have_equal_tokens(work, once, budget, halvings, asked):
     """Weights that are put together in each forward take the same whatever the batch."""
 
     def with_weights(rows, length):
@@ -120,7 +120,7 @@ def test_where_only_the_length_differs_nothing_is_said_of_other_rows(work, rows,
 
 
 @given(st.dictionaries(sizes, factors, max_size=5), sizes)
-def test_what_was_counted_is_repeated_whatever_it_was(counts, asked):
+def test_a_count_is_repeated_for_its_shape(counts, asked):
     cell = WorkKey("forward", "float32", "matmul")
     shaped = learned(lambda *size: Work({cell: counts[size]}), counts)
     for size, flops in counts.items():
@@ -129,7 +129,7 @@ def test_what_was_counted_is_repeated_whatever_it_was(counts, asked):
 
 
 @given(models(), st.lists(sizes, min_size=1, max_size=5), st.randoms())
-def test_a_step_of_several_batches_tells_what_each_of_them_alone_tells(work, counts, random):
+def test_a_step_of_several_batches_tells_as_much_as_each_alone(work, counts, random):
     together, alone = ShapedWork(), learned(work, counts)
     together.learn([shape(size) for size in counts], [work(*size) for size in counts])
     mixed = random.choices(counts, k=4)
@@ -137,7 +137,7 @@ def test_a_step_of_several_batches_tells_what_each_of_them_alone_tells(work, cou
 
 
 @given(st.lists(st.tuples(sizes, factors), min_size=1, max_size=4))
-def test_what_has_no_shape_is_never_learned(counts):
+def test_a_batch_without_shape_is_never_learned(counts):
     shaped, cell = ShapedWork(), WorkKey("forward", "float32", "matmul")
     for _, flops in counts:
         shaped.learn([()], [Work({cell: flops})])

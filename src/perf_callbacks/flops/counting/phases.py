@@ -34,7 +34,7 @@ def phase(operands: Iterable[torch.Tensor] = ()) -> Phase:
     backward = in_backward()
     if not backward and torch.is_grad_enabled() and any(operand.requires_grad for operand in operands):
         return "forward"
-    place = _innermost()
+    place = innermost()
     if backward and place != "optimizer":  # some optimizers step within a backward
         return "recompute" if place in {"module", "function"} else "backward"
     return "optimizer" if place == "optimizer" else "forward"
@@ -65,7 +65,7 @@ def in_function() -> bool:
     )
 
 
-def _innermost() -> _Place | None:
+def innermost() -> _Place | None:
     for frame in callers():
         place = _place(frame.f_code)
         if place == "engine" and torch.is_grad_enabled() and not _makes_graph(frame):

@@ -74,7 +74,7 @@ NAMELESS = "radeon graphics"
 
 
 def _rows(device: str, processors: int | None, architecture: str | None) -> list[Chip]:
-    name = _name(device)
+    name = bare_name(device)
     if name == NAMELESS and architecture is not None:
         built = architecture.partition(":")[0], processors
         return [row for row in DEVICES if (row.arch, row.processors) == built]
@@ -85,7 +85,8 @@ def _rows(device: str, processors: int | None, architecture: str | None) -> list
 _BRANDS = frozenset({"nvidia", "amd", "intel", "r", "google", "instinct", "tesla", "geforce"})
 
 
-def _name(device: str) -> str:
+def bare_name(device: str) -> str:
+    """Return the name as the rows of the table match it: lower-case words without brands."""
     return " ".join(word for word in re.findall(r"[a-z0-9.]+", device.lower()) if word not in _BRANDS)
 
 
@@ -95,15 +96,16 @@ def near(device: str) -> list[str]:
     >>> near("H100")
     ['NVIDIA H100 80GB HBM3', 'NVIDIA H100 NVL', 'NVIDIA H100 PCIe']
     """
-    devices = {_name(row.called): row.called for row in DEVICES}
-    words = {*_name(device).split()}
+    devices = {bare_name(row.called): row.called for row in DEVICES}
+    wanted = bare_name(device)
+    words = {*wanted.split()}
     if not words or "mig" in words:
         return []
     alike = [called for name, called in devices.items() if words <= {*name.split()}]
     if not alike:
-        model = _model(_name(device))
+        model = _model(wanted)
         together = {name.replace(" ", ""): called for name, called in devices.items() if _model(name) == model}
-        alike = [together[name] for name in difflib.get_close_matches("".join(_name(device).split()), together, n=1)]
+        alike = [together[name] for name in difflib.get_close_matches("".join(wanted.split()), together, n=1)]
     return sorted(alike)[:3]
 
 

@@ -79,7 +79,7 @@ def write(path: Path, measured: Mapping[str, MeasuredPeak]) -> None:
         atomic_file.replace(path, msgspec.json.encode(measured))
 
 
-_KNOWN: dict[Path, dict[str, MeasuredPeak]] = {}  # measured or read by this process, by the path of the file
+KNOWN: dict[Path, dict[str, MeasuredPeak]] = {}  # measured or read by this process, by the path of the file
 
 
 def measured_peaks(
@@ -91,7 +91,7 @@ def measured_peaks(
     measure: Callable[[torch.device, Iterable[str]], dict[str, MeasuredPeak]] = matmul_peak.measure,
 ) -> Peaks | None:
     path = cache_file(device, directory)
-    remembered = _KNOWN.setdefault(path, {})
+    remembered = KNOWN.setdefault(path, {})
     names = [name for name in map(canonical, dtypes) if name in matmul_peak.DTYPES]
     if missing := [name for name in names if name not in remembered]:
         remembered.update(read(path))
@@ -105,7 +105,7 @@ def measured_peaks(
 
 def forget(device: torch.device, directory: Path | None = None) -> None:
     path = cache_file(device, directory)
-    _KNOWN.pop(path, None)
+    KNOWN.pop(path, None)
     with suppress(OSError):
         path.unlink(missing_ok=True)
 

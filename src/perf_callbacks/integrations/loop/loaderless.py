@@ -107,13 +107,13 @@ def _amount(name: str, amount: Any) -> int | None:
         number = -1
     if number is None or (number >= 0 and not isinstance(amount, bool)):
         return number
-    if name not in _warned:
-        _warned.add(name)
+    if name not in warned:
+        warned.add(name)
         log.warning("perf_callbacks: perf.batch(%s=%r): wanted a whole number; the amount is unknown.", name, amount)
     return None
 
 
-_warned: set[str] = set()  # arguments of `perf.batch` for which a wrong number was logged
+warned: set[str] = set()  # arguments of `perf.batch` for which a wrong number was logged
 
 
 def _more(total: int | None, reported: int | None) -> int | None:
