@@ -1,16 +1,17 @@
 """However a fit ends, and whatever fails in the callback: training goes on unchanged, and the world is as it was."""
 
 import functools
-import itertools
+import logging
 import signal
 
 import pytest
+from accelerate.state import AcceleratorState, GradientState, PartialState
 from counted import counts, left_behind
-from faults import ERRORS, Fault, break_clock, ended, faults, shared, warnings
+from faults import ERRORS, BugError, Points, ended, profiled, warnings
 from forked import run
 from jobs import IMPORTS
 from places import accelerate_loop, lightning_trainer, plain_loop, transformers_trainer
-from sampling import crossed, half_slow, of_the_day, sampled
+from sampling import DAY, half_slow, sampled
 from tiny import records, steps
 
 from perf_callbacks.kernel.failures import describe
@@ -206,101 +207,42 @@ def test_measuring_changes_no_bit_of_a_training(tmp_path, caplog, undisturbed, i
     assert warnings(caplog) == []
 
 
-FAULTS = {
-    "transformers": faults(
-        often={
-            "kernel.engine.ledger.Ledger": "take_row",
-            "kernel.engine.ratios": "metrics",
-            "integrations.methods": "stages spans exits",
-        },
-        twice={
-            "integrations.transformers.callback": "find_trainer move_to_front",
-            "integrations.transformers.watch.TransformersWatch": "_carry",
-        },
-        once={
-            "kernel.engine.engine.Engine": "whole",
-            "integrations.methods": "batches",
-            "integrations.transformers.callback": "_place",
-            "integrations.transformers.watch": "_overrides _outermost",
-            "integrations.transformers.watch.TransformersWatch": "install _end_steps",
-        },
-        turn=1,
-    ),
-    "lightning": faults(
-        often={
-            "kernel.engine.ledger.Ledger": "take_row",
-            "kernel.engine.ratios": "metrics",
-            "integrations.methods": "stages exits",
-            "kernel.process.patches.Patches": "method",
-            "integrations.lightning.hooks.LightningHooks": "log_row",
-            "integrations.lightning.watch.TrainerWatch": "_end_batch",
-        },
-        twice={"integrations.methods": "spans", "integrations.lightning.hooks": "steps_done measures"},
-        once={
-            "integrations.methods": "turns",
-            "integrations.lightning.hooks": "_FitStarter CallbackListCopy TrainerWatch",
-            "integrations.lightning.watch": "_closure_is_enclosed",
-            "integrations.lightning.hooks.LightningHooks": "_place _last_state",
-            "integrations.lightning.watch.TrainerWatch": "install _training_step _settle",
-        },
-        turn=0,
-    ),
-    "accelerate": faults(
-        often={
-            "integrations.methods": "stages",
-            "integrations.accelerate.prepared.PreparedObjects": "see",
-            "integrations.accelerate.watch.AcceleratedWatch": "add evaluate",
-        },
-        twice={
-            "integrations.saved_counters": "write read",
-            "integrations.accelerate.accelerator_session": "_place",
-            "integrations.accelerate.watch.AcceleratedWatch": "install _watch_accelerator _end_evaluation",
-        },
-        once={
-            "integrations.accelerate.attachment": "install",
-            "integrations.accelerate.accelerator_session": "AcceleratedWatch",
-            "integrations.accelerate.prepared": "_measured",
-        },
-        turn=2,
-    ),
-    "loop": faults(often={}, twice={}, once={}, turn=1),
-}
-STOPPING = {"lightning": StopIteration}
-"""The error of a fault, where a trainer takes one for its own."""
+def trained(directory, integration, profiler=None):
+    """A training with the callback. The profiler looks on, or raises."""
+    for state in (AcceleratorState, GradientState, PartialState):
+        state._reset_state()
+    training = TRAININGS[integration](directory, **OPTIONS.get(integration, {}))
+    profiled(profiler, training.run)
+    return training
 
 
-def faulty_parts():
-    """Each part once: a shared one in the integrations in turn. As slow tests, the day's of a shared part elsewhere."""
-    turns = dict(zip(shared(), itertools.cycle(FAULTS), strict=False))
-    quick, slow = [], []
-    for integration, several in FAULTS.items():
-        for part, first in (fault.values for fault in several):
-            pairs, marks = (quick, []) if turns.get(part, integration) == integration else (slow, [pytest.mark.slow])
-            pairs.append(pytest.param(integration, part, first, id=f"{integration}-{part}-{first}", marks=marks))
-    return quick + of_the_day(slow)
+def reported(fault, caplog, directory):
+    """Whether there is one warning at most, and a sign of the fault in the log or the journal."""
+    journal = "".join(path.read_text() for path in directory.rglob("rank0.jsonl"))
+    told = "a bug of ours" in caplog.text or BugError.__name__ in journal
+    return len(warnings(caplog)) <= 1 and (told or fault.silent or not fault.happened)
 
 
-@pytest.mark.parametrize(("integration", "part", "first"), faulty_parts())
-def test_a_fault_costs_one_warning_and_nothing_else(  # noqa: PLR0917 crossed
-    tmp_path, monkeypatch, caplog, undisturbed, integration, part, first
-):
-    outcome = undisturbed(integration)
-    with monkeypatch.context() as patch:
-        fault = Fault(patch, part, first, STOPPING.get(integration, RuntimeError))
-        assert_unchanged(tmp_path, integration, outcome)
-    assert fault.happened
-    assert ["a bug of ours" in text for text in warnings(caplog)] == [True]
-
-
-@pytest.mark.parametrize(("reading", "integration"), crossed([*range(16), 21, 34, 55], [*TRAININGS]))
-def test_a_clock_that_fails_costs_one_warning_and_nothing_else(  # noqa: PLR0917 crossed
-    tmp_path, monkeypatch, caplog, undisturbed, reading, integration
-):
-    outcome = undisturbed(integration)
-    break_clock(monkeypatch, reading, STOPPING.get(integration, RuntimeError))
-    assert_unchanged(tmp_path, integration, outcome)
-    counting = any(record.errors for path in tmp_path.rglob("perf_callbacks") for record in counts(path.parent))
-    assert ["a bug of ours" in text for text in warnings(caplog)] == [True] * (not counting)  # a count tells its own
+@pytest.mark.parametrize("integration", TRAININGS)
+def test_a_fault_at_any_line_costs_one_report_and_nothing_else(tmp_path, caplog, undisturbed, integration):
+    caplog.set_level(logging.DEBUG, "perf_callbacks")
+    outcome, points = undisturbed(integration), Points()
+    trained(tmp_path / "counted", integration, points)
+    unguarded = [point for point in points.passed if not points.guarded[point]]
+    assert len(unguarded) < 0.1 * len(points.passed), "code has left its guard"
+    faults = [*points.draw(integration, 4), *points.draw(integration + DAY, 8)]
+    bad = []
+    for number, fault in enumerate(faults):
+        caplog.clear()
+        training = trained(tmp_path / str(number), integration, fault)
+        broken = {
+            "outcome": training.outcome != outcome,
+            "world": training.world() != training.before,
+            "report": not reported(fault, caplog, tmp_path / str(number)),
+        }
+        bad += [(str(fault), name) for name, is_broken in broken.items() if is_broken]
+    assert bad == []
+    assert any(fault.happened for fault in faults)
 
 
 UNFINISHED = """
