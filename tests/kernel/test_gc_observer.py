@@ -49,7 +49,7 @@ def observer(pauses):
 
 @pytest.mark.usefixtures("observer")
 @pytest.mark.parametrize("generation", [0, 1, 2])
-def test_a_collection_that_was_asked_for_is_told_by_generation(pauses, generation):
+def test_a_requested_collection_is_told_by_generation(pauses, generation):
     gc.collect(generation)
     assert pauses == [(generation, False, True)]
 
@@ -64,7 +64,7 @@ def test_the_line_that_asks_for_a_collection_is_named(observer):
 
 
 @pytest.mark.usefixtures("observer")
-def test_a_collection_of_a_fit_counts_the_objects_made_since_the_last(pauses):
+def test_a_collection_of_a_fit_counts_the_objects_since_the_last(pauses):
     kept = [[] for _ in range(5000)]
     Lease(COLLECTOR).collect_now(1)
     assert 5000 <= pauses.made < 6000
@@ -73,7 +73,7 @@ def test_a_collection_of_a_fit_counts_the_objects_made_since_the_last(pauses):
     assert len(kept) == 5000
 
 
-def test_a_collection_that_nobody_asked_for_is_automatic(pauses, observer):
+def test_an_unrequested_collection_is_automatic(pauses, observer):
     gc.set_threshold(50)
     held = [[] for _ in range(1000)]
     gc.set_threshold(1_000_000)
@@ -84,7 +84,7 @@ def test_a_collection_that_nobody_asked_for_is_automatic(pauses, observer):
 
 
 @pytest.mark.usefixtures("observer")
-def test_a_requested_collection_while_none_are_automatic_is_not_automatic(pauses):
+def test_a_requested_collection_is_not_automatic(pauses):
     gc.disable()
     held = [[] for _ in range(1000)]
     gc.set_threshold(50)
@@ -102,7 +102,7 @@ def test_a_collection_in_another_thread_is_told_apart(pauses):
 
 
 @pytest.mark.usefixtures("observer")
-def test_what_was_collected_is_counted(pauses):
+def test_collected_objects_are_counted(pauses):
     gc.collect()
     for _ in range(10):
         cycle = []
@@ -115,13 +115,13 @@ def test_what_was_collected_is_counted(pauses):
 def test_the_length_of_a_pause_is_that_of_its_clock(pauses):
     readings = iter([5.0, 5.75])
     observer = GcObserver(pauses, clock=lambda: next(readings))
-    observer._on_gc("start", {"generation": 1})
-    observer._on_gc("stop", {"generation": 1, "collected": 3})
+    observer.on_gc("start", {"generation": 1})
+    observer.on_gc("stop", {"generation": 1, "collected": 3})
     assert pauses.last == (5.0, 0.75, 3)
 
 
-def test_the_end_of_a_collection_whose_begin_was_not_seen_is_nothing(pauses):
-    GcObserver(pauses)._on_gc("stop", {"generation": 1, "collected": 3})
+def test_the_end_of_a_collection_without_its_begin_is_nothing(pauses):
+    GcObserver(pauses).on_gc("stop", {"generation": 1, "collected": 3})
     assert pauses == []
 
 
@@ -129,11 +129,11 @@ def test_installing_twice_is_once_and_removing_leaves_all_as_found(pauses):
     found = list(gc.callbacks)
     gc.callbacks.append(print)
     observer, other = GcObserver(pauses), GcObserver(pauses)
-    for one in (observer, other, observer):
-        one.install()
-    assert gc.callbacks == [*found, print, observer._on_gc, other._on_gc]
-    for one in (observer, observer, other):
-        one.remove()
+    for each in (observer, other, observer):
+        each.install()
+    assert gc.callbacks == [*found, print, observer.on_gc, other.on_gc]
+    for each in (observer, observer, other):
+        each.remove()
     assert gc.callbacks == [*found, print]
     gc.callbacks.remove(print)
 
@@ -146,11 +146,11 @@ def test_a_signal_during_a_collection_of_ours_is_not_lost(pauses, observer):
     lease, trip = Lease(COLLECTOR), functools.partial(getattr, Trips())
     found = [*gc.callbacks]
     # Callbacks of others, as Hypothesis has one, would get the signal in place of ours.
-    gc.callbacks[:] = [trip, observer._on_gc]
+    gc.callbacks[:] = [trip, observer.on_gc]
     try:
         with pytest.raises(PreemptError):
             lease.collect(2)
-        assert gc.callbacks == [trip, observer._on_gc]
+        assert gc.callbacks == [trip, observer.on_gc]
     finally:
         gc.callbacks[:] = found
         signal.signal(signal.SIGUSR1, before)

@@ -68,21 +68,6 @@ def test_a_hook_that_wraps_ours_may_stay_for_the_next_fit(tmp_path, monkeypatch)
     assert [one.exc_type for one in seen] == [PreemptError] * 8
 
 
-def test_after_its_loader_a_fit_that_is_open_takes_no_exception(tmp_path):
-    model = torch.nn.Linear(4, 1)
-    optimizer, config = torch.optim.SGD(model.parameters(), lr=0.1), PerfConfig(output_dir=str(tmp_path))
-    measured = measure(model=model, optimizer=optimizer, loader=[torch.ones(2, 4)] * 3, config=config)
-    taken = []
-    with measured as perf:
-        for batch in perf.loader:
-            model(batch).mean().backward()
-            taken.append(perf._watch.recorder.on_swallowed(PreemptError()))
-            perf._watch.recorder._late = None
-            optimizer.step()
-        taken.append(perf._watch.recorder.on_swallowed(PreemptError()))
-    assert taken == [True, True, True, False]
-
-
 def test_an_error_in_a_finalizer_of_the_program_is_printed_as_ever(tmp_path, monkeypatch, capsys):
     class Broken:
         def __del__(self):

@@ -93,7 +93,7 @@ class AcceleratorSession:
         if self.watch is not None or not models or not optimizers:
             return
         self._take_over(optimizers[0])
-        place = by_meshes(_place(self._accelerator(), self._carried), models[0])
+        place = by_meshes(place_of(self._accelerator(), self._carried), models[0])
         place = replace(place, restore_seconds=self.restoring.take())
         self._shown = False
         options = {"bucket_cap_mb": "DistributedDataParallelKwargs"}
@@ -209,7 +209,7 @@ class AcceleratorSession:
             self.close()
 
 
-def _place(accelerator: Accelerator, carried: Mapping[str, Any] | None) -> Place:
+def place_of(accelerator: Accelerator, carried: Mapping[str, Any] | None) -> Place:
     return Place(
         integration="accelerate",
         directory=Path(accelerator.project_dir or "."),
