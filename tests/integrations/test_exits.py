@@ -224,7 +224,7 @@ def reported(fault, caplog, directory):
 
 
 @pytest.mark.parametrize("integration", TRAININGS)
-def test_a_fault_at_any_line_costs_one_report_and_nothing_else(tmp_path, caplog, undisturbed, integration):
+def test_a_fault_at_any_line_costs_a_report_and_nothing_else(tmp_path, caplog, undisturbed, integration):
     caplog.set_level(logging.DEBUG, "perf_callbacks")
     outcome, points = undisturbed(integration), Points()
     trained(tmp_path / "counted", integration, points)

@@ -77,7 +77,7 @@ def test_a_backward_in_another_thread_is_unheard(ours):
     assert loop.told == TOLD
 
 
-def test_a_backward_within_another_one_is_part_of_that(ours):
+def test_a_backward_within_another_is_part_of_it(ours):
     loop = Loop()
     ours.join(loop)
     inner, weight = loss(), torch.ones(2, requires_grad=True)

@@ -146,7 +146,7 @@ def test_the_real_collector_tells_a_freeze_on_top_from_none():
         gc.unfreeze()
 
 
-def test_a_collection_of_one_fit_counts_for_the_others(fake, ours):
+def test_a_collection_of_a_fit_counts_for_the_others(fake, ours):
     one, other = hold(ours), hold(ours)
     for _ in range(5):
         one.collect(FULL)

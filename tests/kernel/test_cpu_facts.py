@@ -244,6 +244,6 @@ def test_a_gpu_that_nvml_lost_is_left_out(monkeypatch):
     assert len(inventory().gpus) == 7
 
 
-def test_the_installed_nvml_has_the_names_of_the_faked_one():
+def test_the_installed_nvml_has_the_names_of_the_fake():
     faked = {name for name in vars(nvml(BY_NAME["GH200"])) if name.startswith(("nvml", "NVML"))}
     assert faked <= {*dir(importlib.import_module("pynvml"))}

@@ -4,20 +4,13 @@ import functools
 import gc
 import os
 import signal
-import subprocess
-import sys
-import textwrap
 import threading
-from pathlib import Path
 
 import pytest
 from late_signals import PreemptError, Trips
 
-import perf_callbacks
 from perf_callbacks.kernel.process.collector import COLLECTOR, Lease
 from perf_callbacks.kernel.process.gc_observer import GcObserver
-
-PATHS = [str(Path(perf_callbacks.__file__).parents[1]), str(Path(__file__).parents[1])]
 
 
 class Pauses(list):
@@ -168,87 +161,3 @@ def test_a_forked_child_tells_nothing(pauses):
         gc.collect()
         os._exit(len(pauses))
     assert os.waitpid(child, 0)[1] == 0
-
-
-WITHOUT_TORCH = """
-    import gc, sys, threading
-    from fakes import Fit
-    from perf_callbacks import PerfConfig
-    from perf_callbacks.kernel.records.codec import Entry, decode, encode
-    from perf_callbacks.kernel.process.gc_observer import GcObserver
-    from perf_callbacks.report import cards
-
-    pauses = []
-    def report(pause):
-        pauses.append((pause.generation, pause.automatic, pause.here, pause.seconds >= 0))
-    def seen():
-        found = set(pauses)
-        pauses.clear()
-        return found
-
-    gc.set_threshold(1_000_000)
-    observer = GcObserver(report)
-    observer.install()
-    gc.collect(0)
-    assert seen() == {(0, False, True, True)}
-    gc.collect()
-    assert seen() == {(2, False, True, True)}
-    thread = threading.Thread(target=gc.collect)
-    thread.start()
-    thread.join()
-    assert seen() == {(2, False, False, True)}
-    gc.set_threshold(50, 1000, 1000)
-    held = [[] for _ in range(1000)]
-    gc.set_threshold(1_000_000)
-    assert seen() == {(0, True, True, True)}
-    observer.remove()
-    gc.collect()
-    assert seen() == set() and gc.callbacks == []
-
-    fit = Fit()
-    for _ in range(3):
-        fit.feed(4, 32)
-        fit.step(data=0.5, forward=1, backward=2)
-    assert fit.engine.row(3)["perf/step_time"] == 3.5
-    assert len(cards.closing(fit.engine.stop(fit.now)).splitlines()) == 12  # what a verdict lacks takes two
-    assert [decode(encode(Entry(1.0, record))).record for record in fit.records] == fit.records
-    assert PerfConfig(gc="observe").gc == "observe"
-
-    from perf_callbacks.garbage.item import ITEM
-    from perf_callbacks.kernel.fit.item import Fit as Applied
-    from perf_callbacks.kernel.fit import environment
-    from perf_callbacks.kernel.process import resident_memory
-    gc.set_threshold(700, 10, 10)
-    found = gc.isenabled(), gc.get_threshold(), gc.callbacks[:]
-    config = PerfConfig(gc_interval=2)
-    facts = environment.read()
-    assert ITEM.decide(facts, config).status == "applied"
-    observer.install()
-    fit = Applied(config=config, environment=facts, step=0, memory=resident_memory.in_use)
-    applied = ITEM.apply(fit)
-    for step in range(1, 21):
-        if step >= applied.due:
-            applied.step_ended(step)
-        assert bool(gc.get_threshold()[0]) == (step < 2)
-    assert gc.get_freeze_count() > 1000
-    observer.remove()
-    told = [(generation, automatic) for generation, automatic, _, _ in pauses if not automatic]
-    assert told == [(1, False)] * 8 + [(2, False)], told
-    applied.closed()
-    assert (gc.isenabled(), gc.get_threshold(), gc.callbacks[:]) == found
-    assert gc.get_freeze_count() < 1000
-    assert "torch" not in sys.modules
-    print("ok", *sys.version_info[:2])
-"""
-
-
-def run_without_torch(python):
-    environ = {**os.environ, "PYTHONPATH": os.pathsep.join(PATHS), "PYTHONDONTWRITEBYTECODE": "1"}
-    command = [python, "-c", textwrap.dedent(WITHOUT_TORCH)]
-    return subprocess.run(command, env=environ, capture_output=True, text=True, check=False, timeout=280)
-
-
-def test_collections_are_observed_and_steps_counted_without_torch():
-    """With each declared Python, in `make test-pythons`."""
-    done = run_without_torch(sys.executable)
-    assert (done.stdout, done.stderr) == ("ok {} {}\n".format(*sys.version_info), "")

@@ -168,7 +168,7 @@ def test_a_forked_child_watches_nothing_and_may_begin_anew():
     gc.collect(0)
 
 
-def test_one_that_asks_anew_in_the_midst_of_its_last_tick_is_heard(dog):
+def test_a_request_in_the_midst_of_the_last_tick_is_heard(dog):
     class Asking(Ticked):
         def tick(self, now):
             dog.watch(self)  # as another thread may, once the answer is known
