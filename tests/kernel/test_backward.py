@@ -185,38 +185,56 @@ def test_a_wrapper_of_the_program_on_top_stays_and_ours_passes_on(ours):
         torch.autograd.backward = FOUND[0]
 
 
-def test_a_wrapper_beneath_ours_may_take_other_arguments(ours, monkeypatch):
-    inner, taken, weight = torch.autograd.backward, [], torch.ones(2, requires_grad=True)
+TAKEN = []
+"""The options of calls that came to a wrapper of the program."""
 
+
+def takes_options(inner):
     def theirs(tensors, **options):
-        taken.append(options)
+        TAKEN.append(options)
         return inner(tensors, **options)
 
-    with monkeypatch.context() as patch:
-        patch.setattr(torch.autograd, "backward", theirs)
-        loop = Loop()
-        ours.join(loop)
-        torch.autograd.backward(weight.sum(), create_graph=False)
-        ours.release(loop)
-        assert torch.autograd.backward is theirs
-    assert (taken, weight.grad.tolist()) == ([{"create_graph": False}], [1.0, 1.0])
-    assert loop.told == ["asked", "turns", "undecided"]
+    return theirs
 
 
-def test_a_wrapper_beneath_ours_may_have_an_unreadable_signature(ours, monkeypatch):
-    inner, weight = torch.autograd.backward, torch.ones(2, requires_grad=True)
-
-    def theirs(*args, **kwargs):
-        return inner(*args, **kwargs)
+def has_an_unreadable_signature(inner):
+    def theirs(*args, **options):
+        TAKEN.append(options)
+        return inner(*args, **options)
 
     theirs.__signature__ = "(tensors)"
+    return theirs
+
+
+def retains_graphs(inner):
+    def theirs(tensors, grad_tensors=None, retain_graph=True, **options):  # noqa: FBT002 as they have it
+        TAKEN.append(options)
+        return inner(tensors, grad_tensors, retain_graph)
+
+    return theirs
+
+
+@pytest.mark.parametrize(
+    ("wrap", "calls"),
+    [
+        (takes_options, [{"create_graph": False}]),
+        (has_an_unreadable_signature, [{}]),
+        (retains_graphs, [{}, {"hint": 1}]),  # the graph of the first is still there
+    ],
+)
+def test_a_wrapper_beneath_ours_may_take_other_arguments(ours, monkeypatch, wrap, calls):
+    theirs, loop = wrap(torch.autograd.backward), Loop()
+    loss = torch.ones(2, requires_grad=True).sin().sum()
+    TAKEN.clear()
     with monkeypatch.context() as patch:
         patch.setattr(torch.autograd, "backward", theirs)
-        loop = Loop()
         ours.join(loop)
-        weight.sum().backward()
+        for options in calls:
+            torch.autograd.backward(loss, **options)
         ours.release(loop)
-    assert loop.told == ["asked", "turns", "undecided"]
+        assert torch.autograd.backward is theirs
+    assert calls == TAKEN
+    assert loop.told == ["asked", "turns", "undecided"] * len(calls)
 
 
 def test_an_error_of_ours_at_a_gradient_fails_the_loop_alone(ours, monkeypatch):
@@ -226,23 +244,6 @@ def test_an_error_of_ours_at_a_gradient_fails_the_loop_alone(ours, monkeypatch):
     (gradient,) = torch.autograd.grad(weight.sum(), weight)
     assert gradient.tolist() == [1.0, 1.0]
     assert [type(told) for told in loop.told] == [str, ZeroDivisionError]
-
-
-def test_a_wrapper_beneath_ours_may_have_other_defaults(ours, monkeypatch):
-    inner, hints, loss = torch.autograd.backward, [], torch.ones(2, requires_grad=True).sin().sum()
-
-    def theirs(tensors, grad_tensors=None, retain_graph=True, **more):  # noqa: FBT002 as they have it
-        hints.append(more)
-        return inner(tensors, grad_tensors, retain_graph)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(torch.autograd, "backward", theirs)
-        loop = Loop()
-        ours.join(loop)
-        torch.autograd.backward(loss)
-        torch.autograd.backward(loss, hint=1)  # the graph is still there
-        ours.release(loop)
-    assert hints == [{}, {"hint": 1}]
 
 
 def test_the_watchdog_is_not_asked_with_the_lock_held(ours, monkeypatch):

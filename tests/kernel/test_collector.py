@@ -2,22 +2,15 @@
 
 import gc
 import os
-import subprocess
-import sys
-import textwrap
 import threading
 import timeit
-from pathlib import Path
 
 import pytest
 from collector import FakeGc, put
 
-import perf_callbacks
 from perf_callbacks.kernel.process import collector
 from perf_callbacks.kernel.process.collector import FULL, Collector, Lease
 from perf_callbacks.kernel.process.watchdog import WATCHDOG
-
-SOURCE = Path(perf_callbacks.__file__).parents[1]
 
 
 @pytest.fixture
@@ -265,26 +258,6 @@ def test_a_forked_child_collects_by_itself_and_is_part_of_no_fit():
     finally:
         lease.let_go()
     assert gc.get_threshold()[0] != 0
-
-
-EXITS = """
-    import atexit, gc, weakref
-    atexit.register(lambda: print(gc.get_threshold()[0] > 0, gc.get_freeze_count() < 1000))
-    from perf_callbacks.kernel.process.collector import COLLECTOR, Lease
-    class Fit: pass
-    fit, lease = Fit(), Lease(COLLECTOR)
-    weakref.finalize(fit, lease.let_go)
-    assert lease.turn_off() and not gc.get_threshold()[0]
-    lease.freeze()
-    assert gc.get_freeze_count() >= 1000
-"""
-
-
-def test_at_interpreter_exit_everything_is_as_it_was_found():
-    command = [sys.executable, "-c", textwrap.dedent(EXITS)]
-    environ = {**os.environ, "PYTHONPATH": str(SOURCE)}
-    done = subprocess.run(command, env=environ, capture_output=True, text=True, check=False, timeout=280)
-    assert (done.stdout, done.stderr) == ("True True\n", "")
 
 
 def test_the_watchdog_is_not_asked_with_the_lock_held(fake, ours, monkeypatch):
