@@ -172,8 +172,10 @@ EVALUATES_ALWAYS = "no metrics at step"
 
 def warnings(caplog, but=None):
     """Texts of the warnings of the package, but for one."""
-    ours = [one for one in caplog.records if one.name == "perf_callbacks" and one.levelno >= logging.WARNING]
-    return [text for text in (one.getMessage() for one in ours) if but is None or but not in text]
+    ours = [
+        record for record in caplog.records if record.name == "perf_callbacks" and record.levelno >= logging.WARNING
+    ]
+    return [text for text in (record.getMessage() for record in ours) if but is None or but not in text]
 
 
 def as_found(*owners, but=()):

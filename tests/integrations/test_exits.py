@@ -2,12 +2,15 @@
 
 import functools
 import logging
+import random
 import signal
+import sys
+import time
 
 import pytest
 from accelerate.state import AcceleratorState, GradientState, PartialState
 from counted import counts, left_behind
-from faults import ERRORS, BugError, Points, ended, profiled, warnings
+from faults import ERRORS, BugError, Points, ended, innermost_guard, profiled, warnings
 from forked import run
 from jobs import IMPORTS
 from places import accelerate_loop, lightning_trainer, plain_loop, transformers_trainer
@@ -15,6 +18,7 @@ from sampling import DAY, half_slow, of_the_day, sampled
 from tiny import records, steps
 
 from perf_callbacks.kernel.failures import describe
+from perf_callbacks.kernel.fit.recorder import Recorder
 from perf_callbacks.kernel.records.fit_records import Summary
 
 pytestmark = [
@@ -216,33 +220,82 @@ def trained(directory, integration, profiler=None):
     return training
 
 
-def reported(fault, caplog, directory):
-    """Whether there is one warning at most, and a sign of the fault in the log or the journal."""
+def harm(directory, integration, outcome, fault, caplog):
+    """Train with a fault: a list of the laws that it broke."""
+    caplog.clear()
+    training = trained(directory, integration, fault if isinstance(fault, Points) else None)
     journal = "".join(path.read_text() for path in directory.rglob("rank0.jsonl"))
     told = "a bug of ours" in caplog.text or BugError.__name__ in journal
-    return len(warnings(caplog)) <= 1 and (told or fault.silent or not fault.happened)
+    laws = {
+        "outcome": training.outcome == outcome,
+        "world": training.world() == training.before,
+        "a report": told or fault.silent or not fault.happened,
+        "no second warning": len(warnings(caplog)) <= 1,
+    }
+    return [(str(fault), law) for law, holds in laws.items() if not holds]
+
+
+OUTSIDE = {"transformers": 90, "lightning": 110, "accelerate": 195, "loop": 160}
+"""Most points outside of a guard, such as the checks of arguments. Points of a guard that is gone would be more."""
 
 
 @pytest.mark.parametrize("integration", TRAININGS)
 def test_a_fault_at_any_line_costs_a_report_and_nothing_else(tmp_path, caplog, undisturbed, integration):
     caplog.set_level(logging.DEBUG, "perf_callbacks")
-    outcome, points = undisturbed(integration), Points()
+    outcome, points, bad = undisturbed(integration), Points(), []
     trained(tmp_path / "counted", integration, points)
-    unguarded = [point for point in points.passed if not points.guarded[point]]
-    assert len(unguarded) < 0.1 * len(points.passed), "code has left its guard"
+    assert len([point for point in points.passed if not points.guarded[point]]) <= OUTSIDE[integration]
     faults = [*points.draw(integration, 4), *points.draw(integration + DAY, 8)]
-    bad = []
     for number, fault in enumerate(faults):
-        caplog.clear()
-        training = trained(tmp_path / str(number), integration, fault)
-        broken = {
-            "outcome": training.outcome != outcome,
-            "world": training.world() != training.before,
-            "report": not reported(fault, caplog, tmp_path / str(number)),
-        }
-        bad += [(str(fault), name) for name, is_broken in broken.items() if is_broken]
+        bad += harm(tmp_path / str(number), integration, outcome, fault, caplog)
     assert bad == []
     assert any(fault.happened for fault in faults)
+
+
+class Clock:
+    """Counts its readings, and raises in one."""
+
+    def __init__(self, reading=None):
+        self.reading, self.readings, self.silent = reading, 0, False
+
+    def __str__(self):
+        return f"reading {self.reading}"
+
+    def __call__(self):
+        self.readings += 1
+        if self.readings == self.reading:
+            self.silent = innermost_guard(sys._getframe(1), "c_call") == "silent"
+            raise BugError("a bug of ours in the clock")
+        return time.perf_counter()
+
+    @property
+    def happened(self):
+        return self.reading is not None and self.readings >= self.reading
+
+
+def use(monkeypatch, clock):
+    """The clock of the next recorder, from the end of its constructor on."""
+
+    class Timed(Recorder):
+        def __init__(self, *args, **kwargs):
+            super().__init__(*args, **kwargs)
+            self.clock = clock
+
+    monkeypatch.setattr("perf_callbacks.session.Recorder", Timed)
+
+
+@pytest.mark.parametrize("integration", TRAININGS)
+def test_a_failing_clock_costs_a_report_and_nothing_else(tmp_path, monkeypatch, caplog, undisturbed, integration):
+    caplog.set_level(logging.DEBUG, "perf_callbacks")
+    outcome, counting, bad = undisturbed(integration), Clock(), []
+    use(monkeypatch, counting)
+    trained(tmp_path / "counted", integration)
+    readings = [random.Random(seed) for seed in (integration, integration + DAY)]
+    for number in range(8):
+        clock = Clock(1 + readings[number % 2].randrange(counting.readings))
+        use(monkeypatch, clock)
+        bad += harm(tmp_path / str(number), integration, outcome, clock, caplog)
+    assert bad == []
 
 
 UNFINISHED = """
