@@ -39,7 +39,7 @@ class FakeGc:
     def freeze(self):
         self.frozen += self.alive
         self.alive = 0
-        self._taken_along.append(self.owner and self.owner._frozen)
+        self._taken_along.append(self.owner and self.owner.frozen_mark)
 
     def unfreeze(self):
         self.alive += self.frozen
@@ -50,7 +50,7 @@ class FakeGc:
         return self.frozen
 
     def get_objects(self):
-        mark = self.owner and self.owner._frozen
+        mark = self.owner and self.owner.frozen_mark
         return [] if any(one is mark for one in self._taken_along) else [mark]
 
     def get_threshold(self):

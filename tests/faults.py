@@ -1,106 +1,169 @@
-"""Faults in the package, errors that end a training, and the state that must be restored after either.
+"""Faults at lines of ours, errors that end a training, and the state that must be restored after either.
 
 Tests of all integrations share it.
 """
 
+import ast
+import functools
 import gc
-import itertools
 import logging
-import pkgutil
-import time
+import random
+import sys
+from collections import Counter
+from inspect import CO_GENERATOR
+from pathlib import Path
+from types import CodeType
+from typing import NamedTuple
 
 import torch
-from sampling import sampled
 from torch.nn.modules import module as modules
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
-from perf_callbacks.kernel.fit.recorder import Recorder
+import perf_callbacks
+from perf_callbacks.kernel.process.gc_observer import GcObserver
+from perf_callbacks.kernel.process.patches import Patches
 from perf_callbacks.kernel.records.codec import attempts
 from perf_callbacks.kernel.records.fit_records import Run, Steps, Summary
 from perf_callbacks.kernel.records.journal_file import read
 
 ERRORS = (RuntimeError("no more"), KeyboardInterrupt(), SystemExit(3))
-
-OFTEN = {
-    "kernel.engine.tape.Tape": "read",
-    "kernel.engine.engine.Engine": "pause begin_span end_span end_step flush row",
-    "kernel.engine.step_reader.StepReader": "collect",
-    "kernel.batches.reader.BatchReader": "read",
-    "kernel.records.journal_file": "encode",
-    "kernel.records.journal_file.FileJournal": "write flush",
-}
-TWICE = {"kernel.engine.engine.Engine": "amounts", "kernel.process.patches.Patches": "replace"}
-ONCE = {
-    "kernel.engine.engine": "Engine.start Engine.stop Engine.summary",
-    "kernel.engine.tape.Tape": "begin",
-    "kernel.fit.location": "opening earlier",
-    "kernel.fit.recorder": "Recorder.__init__",
-    "kernel.records.journal_file.FileJournal": "__init__ close",
-    "kernel.process.gc_observer.GcObserver": "install",
-    "kernel.process.device": "of_model Cpu.timing",
-    "report.cards": "closing",
-    "report.opening_card": "opening",
-}
-"""Parts that a fit of every integration calls: four times or more, twice or more, once."""
+PACKAGE = str(Path(perf_callbacks.__file__).parent)
+OCCURRENCES = 6
+"""The latest occurrence of a point that fails."""
+UNDOING = {GcObserver.remove.__code__, Patches.restore.__code__}
+"""Functions that take changes back, and can't if they are broken themselves."""
 
 
-def parts(owners):
-    """Full names of parts, from a table by owner."""
-    return [f"{owner}.{name}" for owner, names in owners.items() for name in names.split()]
+class BugError(Exception):
+    """A bug of ours."""
 
 
-def faults(*, often, twice, once, turn):
-    """Each part, an integration's own and the shared ones, with the number of calls that go well before one fails.
+class Point(NamedTuple):
+    """The start of a function of ours, or of a call into C from one."""
 
-    The numbers take turns, from another one on in each integration. A part that is called once fails at once.
+    code: CodeType
+    line: int
+    event: str
+
+    def place(self):
+        return self.code.co_filename, self.line, self.code.co_name, self.event
+
+
+class Points:
+    """A profiler that counts the points of ours which it passes, and those under a guard.
+
+    It leaves out generators: Python swallows what is raised while it closes one.
     """
-    firsts = (0, 1, 3)[turn:] + (0, 1, 3)[:turn]
-    return [
-        *sampled(parts(OFTEN) + parts(often), firsts),
-        *sampled(parts(TWICE) + parts(twice), [0, 1]),
-        *sampled(parts(ONCE) + parts(once), [0]),
-    ]
+
+    events = ("call", "c_call")
+
+    def __init__(self, where=PACKAGE):
+        self.where, self.passed, self.guarded, self.silent = where, Counter(), Counter(), set()
+
+    def __call__(self, frame, event, _argument):
+        code = frame.f_code
+        ours = event in self.events and code.co_filename.startswith(self.where)
+        if ours and not code.co_flags & CO_GENERATOR:
+            self.come_to(Point(code, frame.f_lineno, event), frame)
+
+    def come_to(self, point, frame):
+        self.passed[point] += 1
+        if self.passed[point] <= OCCURRENCES:
+            guard = innermost_guard(frame, point.event)
+            self.guarded[point] += guard is not None
+            if guard == "silent":
+                self.silent.add(point)
+
+    def draw(self, seed, number):
+        """Faults at guarded points. Each function has the same chance."""
+        drawn, functions = random.Random(seed), {}
+        for point in sorted(self.guarded, key=Point.place):
+            occurrences = self.guarded[point]
+            if occurrences == min(self.passed[point], OCCURRENCES):
+                functions.setdefault(point.code, []).append((point, occurrences))
+        chosen = drawn.sample([*functions.values()], min(number, len(functions)))
+        return [
+            Fault(point, drawn.randint(1, most), silent=point in self.silent)
+            for point, most in map(drawn.choice, chosen)
+        ]
 
 
-def shared():
-    """Full names of the parts that every integration has."""
-    return [part for table in (OFTEN, TWICE, ONCE) for part in parts(table)]
+class Fault(Points):
+    """A profiler that raises once, when it comes to a point."""
 
+    def __init__(self, point, occurrence=1, *, silent=False):
+        super().__init__()
+        self.point, self.occurrence, self.silent = point, occurrence, silent
 
-class Fault:
-    """Make a part of the package raise, from some call on."""
+    def __str__(self):
+        file, line, function, event = self.point.place()
+        return f"{file}:{line} {function}, {event} {self.occurrence}"
 
-    def __init__(self, monkeypatch, part, first, kind=RuntimeError):
-        inner, self.calls, self.first = pkgutil.resolve_name(f"perf_callbacks.{part}"), itertools.count(), first
-
-        def broken(*args, **kwargs):
-            if next(self.calls) >= first:
-                if part.endswith(".close"):  # a file that stays open is told of in whichever test comes next
-                    inner(*args, **kwargs)
-                raise kind("a bug of ours")
-            return inner(*args, **kwargs)
-
-        monkeypatch.setattr(f"perf_callbacks.{part}", broken)
+    def come_to(self, point, frame):
+        self.passed[point] += point == self.point
+        if point == self.point and self.passed[point] == self.occurrence:
+            raise BugError(f"a bug of ours at {self}")
 
     @property
     def happened(self):
-        return next(self.calls) > self.first
+        return self.passed[self.point] >= self.occurrence
 
 
-def break_clock(monkeypatch, reading, kind=RuntimeError):
-    """Let the clock of the next recorder raise in one of its readings."""
+def profiled(profiler, action):
+    sys.setprofile(profiler)
+    try:
+        return action()
+    finally:
+        sys.setprofile(None)
 
-    class Failing(Recorder):
-        def __init__(self, *args, **kwargs):
-            super().__init__(*args, **kwargs)
-            self.clock, self.readings = self.broken, itertools.count()
 
-        def broken(self):
-            if next(self.readings) == reading:
-                raise kind("a bug of ours")
-            return time.perf_counter()
+def callers(frame):
+    """The frame, and the frames of ours that lead to it from a frame of the program."""
+    while frame is not None and frame.f_code.co_filename.startswith(PACKAGE):
+        yield frame
+        frame = frame.f_back
 
-    monkeypatch.setattr("perf_callbacks.session.Recorder", Failing)
+
+def innermost_guard(frame, event):
+    """The kind of the guard around a point, "loud" or "silent"; None where an error reaches the program by design."""
+    frames = [*callers(frame)]
+    if any(caller.f_code.co_name == "__del__" or caller.f_code in UNDOING for caller in frames):
+        return None  # Python swallows what is raised in a finalizer
+    if event == "call":  # the function itself has begun no block yet
+        del frames[0]
+    for caller in frames:
+        begins, kind = guards(caller.f_code.co_filename).get(caller.f_lineno, (0, None))
+        if begins >= caller.f_code.co_firstlineno:  # a function that is made in the block runs later
+            return kind
+    return None
+
+
+@functools.cache
+def guards(filename):
+    """The lines in a `with guard(...)`, or in a `try` whose handler keeps the error; where it begins, and its kind.
+
+    A silent guard logs nothing: it lets the errors of signal handlers pass, and may keep a reason.
+    """
+    kinds = {}
+    for node in ast.walk(ast.parse(Path(filename).read_text(encoding="utf-8"))):
+        kind = None
+        if isinstance(node, ast.With):
+            items = [item for item in map(ast.unparse, node.items) if item.startswith("guard(")]
+            kind = ("silent" if items[0].startswith(("guard()", "guard(let_pass)")) else "loud") if items else None
+        elif isinstance(node, ast.Try):
+            kind = next(filter(None, map(_kind, node.handlers)), None)
+        if kind is not None:
+            kinds.update(dict.fromkeys(range(node.body[0].lineno, node.body[-1].end_lineno + 1), (node.lineno, kind)))
+    return kinds
+
+
+def _kind(handler):
+    nodes = [*ast.walk(handler)]
+    broad = handler.type is None or ast.unparse(handler.type) in {"Exception", "BaseException"}
+    if not broad or any(isinstance(node, ast.Raise) and node.exc is None for node in nodes):
+        return None
+    uses = [node for node in nodes if isinstance(node, ast.Name) and node.id == handler.name]
+    return "loud" if len(uses) > len([node for node in nodes if ast.unparse(node) == "let_pass"]) else "silent"
 
 
 EVALUATES_ALWAYS = "no metrics at step"
@@ -109,8 +172,10 @@ EVALUATES_ALWAYS = "no metrics at step"
 
 def warnings(caplog, but=None):
     """Texts of the warnings of the package, but for one."""
-    ours = [one for one in caplog.records if one.name == "perf_callbacks" and one.levelno >= logging.WARNING]
-    return [text for text in (one.getMessage() for one in ours) if but is None or but not in text]
+    ours = [
+        record for record in caplog.records if record.name == "perf_callbacks" and record.levelno >= logging.WARNING
+    ]
+    return [text for text in (record.getMessage() for record in ours) if but is None or but not in text]
 
 
 def as_found(*owners, but=()):

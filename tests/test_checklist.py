@@ -77,7 +77,7 @@ def fit(**config):
     return Fit(config=PerfConfig(**config), environment=environment.read(), step=0, memory=dict)
 
 
-def test_only_what_is_to_be_applied_is_and_all_is_told():
+def test_items_to_be_applied_are_and_all_are_told():
     one, other = Item("one", due=7), Item("other", status="already so", due=3)
     rows = []
     checklist = Startup(fit(), (one, other), write=rows.append)
@@ -118,14 +118,14 @@ def test_an_item_that_fails_says_so_and_is_undone_and_the_others_go_on(point, ca
     assert other.upkeep.told[-1] == ("closed",)
 
 
-def test_what_is_to_be_skipped_is():
+def test_an_item_to_be_skipped_is():
     one, other = Item("gc"), Item("other")
     checklist = Startup(fit(skip="gc , loaders"), (one, other))
     assert checklist.rows[0] == Checklist(item="gc", status="skipped", before="so", why="skip names gc")
     assert checklist.rows[1].status == "applied"
 
 
-def test_what_was_applied_earlier_is_told_and_undone_with_the_rest():
+def test_an_item_that_was_applied_earlier_is_undone_with_the_rest():
     one, other = Item("one", due=7), Item("other", due=9)
     earlier = Startup(fit(), (other,))
     rows = []
@@ -189,7 +189,7 @@ def test_without_a_checklist_nothing_is_done(active, config):
     assert (journal, recorder.observers.due) == ([], NEVER)
 
 
-def test_where_it_can_not_be_gone_through_the_fit_is_measured_without(monkeypatch, caplog):
+def test_a_fit_without_facts_is_measured_without_a_checklist(monkeypatch, caplog):
     def read(**_):
         raise OSError("no such machine")
 

@@ -155,7 +155,8 @@ class Session:
                 watching.install()
                 context = FitContext(model=model, objects=objects, armed=self._armed, checklist=rows, show=self._show)
                 for make in OBSERVERS:
-                    observer = make(recorder, context)
+                    # after an error, which closes the recorder, nothing would undo what further observers change
+                    observer = make(recorder, training) if recorder.active else None
                     if observer is not None:
                         recorder.observe(observer)
                 findings = recorder.observers.findings(None)

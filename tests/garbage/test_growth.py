@@ -54,7 +54,7 @@ def go(upkeep, fake, until, *, first=1, danger=()):
 
 
 @pytest.mark.parametrize(("freed", "asked"), [(600_000, 50), (300_001, 50), (300_000, 100), (0, 100)])
-def test_only_who_had_much_garbage_asks_for_collections_more_often(fake, begin, freed, asked):
+def test_a_rank_with_much_garbage_asks_for_more_collections(fake, begin, freed, asked):
     """Where most of it is still in use, to collect more often helps nobody."""
     fake.freed = freed
     upkeep = begin(gc_interval=100)
@@ -66,7 +66,7 @@ def test_only_who_had_much_garbage_asks_for_collections_more_often(fake, begin, 
 
 
 @pytest.mark.parametrize(("left", "asked"), [(8000, 50), (8499, 50), (8500, 100), (9000, 100)])
-def test_a_rank_that_got_back_half_of_its_growth_collects_more_often(fake, begin, monkeypatch, left, asked):
+def test_a_rank_that_freed_half_of_its_growth_collects_more_often(fake, begin, monkeypatch, left, asked):
     """However many objects were garbage: what counts is how much they held."""
     memory = {"host": 4000 * MB, "device": 8000 * MB}
     upkeep = begin(gc_interval=100, memory=lambda: {**memory})
@@ -92,7 +92,7 @@ def test_memory_that_is_told_by_its_peak_never_asks_for_anything(fake, begin):
     assert row.why.endswith("collected at once, only on this rank")
 
 
-def test_it_does_not_ask_for_more_until_that_was_agreed_on(fake, begin):
+def test_a_rank_asks_for_no_more_until_the_agreement(fake, begin):
     upkeep = begin(gc_interval=100)
     go(upkeep, fake, 90, danger=range(13, 90))
     assert upkeep.proposals == {"gc_interval": 50}
@@ -102,7 +102,7 @@ def test_it_does_not_ask_for_more_until_that_was_agreed_on(fake, begin):
 
 
 @pytest.mark.parametrize(("configured", "least"), [(100, 10), (15, 10), (10, 10), (7, 7), (1, 1)])
-def test_it_asks_for_nothing_below_ten_steps_or_what_was_configured(fake, begin, configured, least):
+def test_a_rank_asks_for_nothing_below_ten_steps_or_its_setting(fake, begin, configured, least):
     upkeep = begin(gc_interval=configured)
     for step in range(1, 400):
         go(upkeep, fake, step, first=step, danger=(step,))
@@ -138,7 +138,7 @@ def test_an_interval_that_is_no_shorter_changes_nothing(fake, begin, asked):
     assert [row.why for row in upkeep.news()] == ["every 50 steps from step 130 on: a rank requested it"]
 
 
-def test_at_a_step_that_is_due_by_the_old_interval_that_still_counts(fake, begin):
+def test_a_step_that_is_due_by_the_old_interval_still_counts(fake, begin):
     upkeep = begin(gc_interval=100)
     go(upkeep, fake, 110)
     upkeep.adopted({"gc_interval": 75}, 200)
@@ -154,7 +154,7 @@ def test_an_agreement_that_is_repeated_is_neither_put_off_nor_said_again(fake, b
     assert [row.why for row in upkeep.news()] == ["every 50 steps from step 131 on: a rank requested it"]
 
 
-def test_where_a_window_does_not_tell_of_it_what_was_agreed_on_stands(fake, begin):
+def test_an_agreement_stands_without_a_window_that_repeats_it(fake, begin):
     """A rank may have given it up meanwhile, or be about to."""
     upkeep = begin(gc_interval=100)
     go(upkeep, fake, 110)
@@ -166,7 +166,7 @@ def test_where_a_window_does_not_tell_of_it_what_was_agreed_on_stands(fake, begi
     assert len(upkeep.news()) == 1
 
 
-def test_what_is_agreed_on_after_the_end_changes_nothing(fake, begin):
+def test_an_agreement_after_the_end_changes_nothing(fake, begin):
     upkeep = begin(gc_interval=100)
     go(upkeep, fake, 110)
     upkeep.closed()
@@ -175,7 +175,7 @@ def test_what_is_agreed_on_after_the_end_changes_nothing(fake, begin):
     assert upkeep.news() == []
 
 
-def test_who_collects_by_itself_has_no_interval_to_agree_on(fake, begin):
+def test_a_fit_with_automatic_collection_has_no_interval(fake, begin):
     upkeep = begin(gc="freeze")
     go(upkeep, fake, 110)
     upkeep.adopted({"gc_interval": 50}, 120)

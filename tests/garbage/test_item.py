@@ -54,7 +54,7 @@ def go(upkeep, fake, steps, *, first=1):
     return found
 
 
-def test_the_counter_collects_from_step_2_and_the_first_full_one_freezes(fake, begin):
+def test_the_counter_collects_from_step_2_and_a_full_collection_freezes(fake, begin):
     found = fake.state
     upkeep = begin(gc_interval=10)
     assert go(upkeep, fake, 1) == []
@@ -96,7 +96,7 @@ def test_short_intervals_are_kept_to(fake, begin, interval):
     assert found == [(step, YOUNG if step % (interval * 10) else FULL) for step in due]
 
 
-def test_where_steps_are_passed_over_what_fell_due_comes_late_and_once(fake, begin):
+def test_a_collection_of_skipped_steps_comes_late_and_once(fake, begin):
     upkeep = begin(gc_interval=10)
     go(upkeep, fake, 2)
     fake.collected.clear()
@@ -122,7 +122,7 @@ def test_freezing_alone_leaves_automatic_collection(fake, begin):
 
 
 @pytest.mark.parametrize("level", ["sync", "freeze"])
-def test_what_somebody_turned_off_meanwhile_stays_so(fake, begin, level):
+def test_a_collector_that_the_program_turns_off_stays_off(fake, begin, level):
     upkeep = begin(gc=level)
     fake.disable()
     go(upkeep, fake, 500)
@@ -131,7 +131,7 @@ def test_what_somebody_turned_off_meanwhile_stays_so(fake, begin, level):
     assert [row.status for row in upkeep.news()] == (["already so"] if level == "sync" else [])
 
 
-def test_what_somebody_turned_on_meanwhile_is_told_once_and_not_fought(fake, begin):
+def test_a_collector_that_the_program_turns_on_is_told_once(fake, begin):
     upkeep = begin(gc_interval=100)
     go(upkeep, fake, 50)
     fake.set_threshold(900, 10, 10)
@@ -180,7 +180,7 @@ def test_a_loop_that_evaluates_in_each_step_does_not_collect_each_time(fake, beg
     assert found == [1011, 1021, 1031, 1041]
 
 
-def test_a_span_that_nobody_ends_does_so_with_its_step(fake, begin):
+def test_an_open_span_ends_with_its_step(fake, begin):
     upkeep = begin(gc_interval=100)
     go(upkeep, fake, 50)
     assert upkeep.due == 58
@@ -251,7 +251,7 @@ def test_a_rank_in_danger_keeps_to_the_steps_of_the_others(fake, begin):
     assert [one for one in endangered if one in calm] == calm
 
 
-def test_a_nested_fit_collects_by_its_own_steps_and_restores_the_outer_one(fake, begin):
+def test_a_nested_fit_collects_by_its_steps_and_restores_the_outer_fit(fake, begin):
     found, outer, inner = fake.state, begin(gc_interval=10), begin(gc_interval=10)
     go(outer, fake, 100)
     assert go(inner, fake, 40) == [(step, YOUNG) for step in (10, 20, 30, 40)]
@@ -262,7 +262,7 @@ def test_a_nested_fit_collects_by_its_own_steps_and_restores_the_outer_one(fake,
     assert fake.state == found
 
 
-def test_two_fits_that_alternate_collect_as_often_as_one(fake, begin):
+def test_two_fits_that_alternate_collect_as_often_as_a_single_fit(fake, begin):
     """As the two networks of a GAN, each in a loop of its own that is measured."""
     one, other = begin(gc_interval=10), begin(gc_interval=10)
     found = []
@@ -290,7 +290,7 @@ def test_an_abandoned_fit_takes_over_again_without_a_full_collection(fake, begin
     assert fake.state[:2] == (True, False)
 
 
-def test_a_fit_that_nobody_holds_on_to_is_over(fake):
+def test_a_fit_without_references_is_over(fake):
     fit = Fit(config=PerfConfig(), environment=environment.read(), step=0, memory=dict)
     upkeep = ScheduledCollection(fit)
     go(upkeep, fake, 5)
@@ -338,7 +338,7 @@ def test_a_leak_is_noticed_soon_and_freed(monkeypatch, begin):
 
 
 @pytest.mark.usefixtures("thawed")
-def test_the_collector_is_as_found_after_a_fit_with_the_real_one(begin):
+def test_the_real_collector_is_as_found_after_a_fit(begin):
     found = gc.isenabled(), gc.get_threshold(), list(gc.callbacks)
     upkeep = begin(gc_interval=1)
     upkeep.step_ended(2)
@@ -350,7 +350,7 @@ def test_the_collector_is_as_found_after_a_fit_with_the_real_one(begin):
 
 
 @pytest.mark.usefixtures("thawed")
-def test_the_item_says_what_it_found():
+def test_the_item_says_its_status_and_the_thresholds():
     usual = environment.read()
     decide = gc_item.decide
     row = decide(usual, PerfConfig(gc_interval=200))

@@ -25,7 +25,7 @@ def test_a_second_attach_takes_over(tmp_path):
     assert [len(steps(tmp_path, attempt=number)) for number in (0, 1)] == [4, 4]
 
 
-def test_the_newer_of_two_accelerators_with_one_optimizer_is_measured(tmp_path):
+def test_the_newer_of_two_accelerators_with_an_optimizer_is_measured(tmp_path):
     old = an_accelerator(tmp_path)
     first = attach(old)
     model = nn.Linear(4, 1)

@@ -24,6 +24,7 @@ from perf_callbacks.loaders.item import PinnedLoading
 from perf_callbacks.loop import measure
 from perf_callbacks.transformers import PerfCallback
 
+SWITCHES = (("loaders", "off"), ("loaders", "advise"), ("skip", "loaders"))
 COPYING = ("transformers", "accelerate")
 """Integrations whose trainer waits for copies, unless the callback changes this."""
 
@@ -69,7 +70,7 @@ def test_a_trainer_copies_pinned_batches_while_it_runs_and_after_a_resume(tmp_pa
     assert statuses(tmp_path) == ["applied"]
 
 
-def test_a_trainer_that_is_told_to_copy_so_is_so_already_until_it_resumes(tmp_path, copies):
+def test_a_trainer_with_its_own_copies_is_so_already_until_it_resumes(tmp_path, copies):
     """Accelerate's loaders that skip batches forget it."""
     through_trainer(tmp_path, accelerator_config={"non_blocking": True})
     assert (set(copies), statuses(tmp_path)) == ({True}, ["already so"])
@@ -84,15 +85,14 @@ def test_a_trainer_that_is_told_to_pin_nothing_pins_nothing(tmp_path, copies):
     assert rows(tmp_path) == [("skipped", "the trainer is configured not to pin batches")]
 
 
-@pytest.mark.parametrize(
-    ("config", "status"),
-    [({"loaders": "off"}, "skipped"), ({"loaders": "advise"}, "advised"), ({"skip": "loaders"}, "skipped")],
-    ids=str,
-)
-def test_each_switch_leaves_copies_alone(tmp_path, copies, config, status):
-    through_trainer(tmp_path, config=PerfConfig(**config))
+def test_each_switch_leaves_copies_alone(tmp_path, copies):
+    bad = []
+    for number, (name, value) in enumerate(SWITCHES):
+        through_trainer(tmp_path / str(number), config=PerfConfig(**{name: value}))
+        status = statuses(tmp_path / str(number))
+        bad += [(name, value, status)] * (status != ["advised" if value == "advise" else "skipped"])
+    assert bad == []
     assert set(copies) == {False}
-    assert statuses(tmp_path) == [status]
 
 
 def test_a_loop_with_accelerate_pins_and_goes_on_while_it_copies(tmp_path, copies):
@@ -128,7 +128,7 @@ def test_lightning_pins_from_the_first_batch_on(tmp_path, copies, of):
 
 
 @pytest.mark.parametrize(("through", "error"), sampled({name: DOORS[name] for name in COPYING}, ERRORS))
-def test_however_it_ends_copies_are_as_found(tmp_path, monkeypatch, copies, through, error):
+def test_copies_are_as_found_however_a_fit_ends(tmp_path, monkeypatch, copies, through, error):
     send, arguments = accelerate.data_loader.send_to_device, tiny.training_arguments
 
     def pinning(*args, **options):
@@ -177,7 +177,7 @@ def through_loop(directory, loader):
     return pinned
 
 
-def test_a_loop_gets_what_is_pinned(tmp_path, copies):
+def test_a_loop_gets_pinned_batches(tmp_path, copies):
     loader = DataLoader(Tokens(4), batch_size=2)
     assert through_loop(tmp_path, loader) == [True] * 2
     assert not loader.pin_memory
@@ -206,7 +206,7 @@ def test_a_loop_whose_batches_can_not_be_pinned_is_told(tmp_path, copies, monkey
     assert rows(tmp_path)[1:] == [("not applicable", "the loader does not pin batches of type dict")]
 
 
-def test_a_loop_for_which_memory_is_short_pins_no_more(tmp_path, monkeypatch):
+def test_a_loop_pins_no_more_where_memory_is_short(tmp_path, monkeypatch):
     fake_accelerator.install(monkeypatch, memory_available=100_000, local_world_size=8)
     through_loop(tmp_path, DataLoader(Tokens(8), batch_size=2))
     assert rows(tmp_path)[1:] == [("skipped", "pinned batches would take 0 MB, more than the 0 MB allowed")]
@@ -224,7 +224,7 @@ def test_batches_that_are_never_seen_are_looked_for_ever_rarer(tmp_path, copies,
     assert {*found} == {2, 4, 8, 16, 32, 64}
 
 
-def test_a_loop_that_nobody_ends_is_freed_with_its_loader(tmp_path, copies):
+def test_an_abandoned_loop_is_freed_with_its_loader(tmp_path, copies):
     def begin():
         model = torch.nn.Linear(4, 1)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -232,11 +232,11 @@ def test_a_loop_that_nobody_ends_is_freed_with_its_loader(tmp_path, copies):
         config = PerfConfig(output_dir=str(tmp_path))
         perf = measure(model=model, optimizer=optimizer, loader=loader, config=config).__enter__()
         next(iter(perf.loader))
-        return [weakref.ref(one) for one in (model, optimizer, loader, perf)]
+        return [weakref.ref(part) for part in (model, optimizer, loader, perf)]
 
     gone = begin()
     gc.collect()
-    assert [one() for one in gone] == [None] * 4
+    assert [reference() for reference in gone] == [None] * 4
 
 
 def test_a_loop_whose_loader_pins_is_so_already(tmp_path, copies):

@@ -1,71 +1,22 @@
 """Whatever breaks in counting: training comes to the same, one warning at most, and nothing of it stays behind."""
 
 import itertools
+import logging
 import warnings as filters
 
 import pytest
 import tiny
 import torch
 from counted import bits, counts, gpt2, ids, known, left_behind, loop, truth
-from faults import EVALUATES_ALWAYS, Fault, parts, warnings
-from sampling import half_slow, sampled
+from faults import EVALUATES_ALWAYS, PACKAGE, Points, profiled, warnings
+from sampling import DAY
 from transformers import TrainerCallback
 
 from perf_callbacks import PerfConfig
+from perf_callbacks.flops import offline
 from perf_callbacks.flops.counting import counter as counters
 from perf_callbacks.kernel.records.fit_records import Summary
 from perf_callbacks.transformers import PerfCallback
-
-INSIDE = {
-    "flops.counting.counter.FlopCounter": "_count _turn",
-    "flops.counting.formulas": "name",
-    "flops.counting.counter": "phase number_format tensors are_batched",
-    "flops.counting.coverage.Weights": "see behind multiplied passed",
-    "flops.counting.count_limit.CountLimit": "reached",
-    "flops.counting.observed.StepObservations": "sort product uncounted _copied _note _read",
-    "flops.counting.observed": "formula _causal _shape _opaque",
-}
-"""What is done for each operation, and each module: errors there are counted, and nothing else."""
-AROUND = {
-    "flops.observer.Counting": "step_began step_ended shape_seen span_began span_ended trained _next",
-    "flops.count_records.CountRecords": "check_peak note_apart",
-    "flops.count_schedule.CountSchedule": "next recount missing wanted",
-    "flops.counting.counter.FlopCounter": "hook unhook",
-    "flops.counting.stacked_mode.StackedMode": "enter_stack leave_stack",
-    "flops.counting.count_window.CountWindow": "open _leave",
-    "flops.counting.module_shares.ModuleShares": "_path _take_activations",
-    "flops.counting.module_shares": "_new_results",
-    "flops.by_shape.shaped_work.ShapedWork": "of knows wants look settle",
-    "flops.by_shape.shaped_work": "_each",
-    "flops.by_shape.shape_counts": "_fold keep",
-    "kernel.engine.tape.Tape": "unfollow",
-}
-ONCE = {
-    "flops.observer": "counted",
-    "flops.count_records.CountRecords": "write",
-    "flops.observer.Counting": "closed _open _shut _store_count _await",
-    "flops.count_schedule.CountSchedule": "affordable spend",
-    "flops.training_filter.TrainingFilter": "__init__",
-    "flops.counting.counter.FlopCounter": "__init__",
-    "flops.counting.count_window.CountWindow": "__init__",
-    "flops.counting.count_limit.CountLimit": "__init__",
-    "flops.counted_step.CountedStep": "__init__",
-    "flops.model_copy.ModelCopy": "check",
-    "kernel.fit.module_paths.ModulePaths": "__init__",
-    "flops.counting.module_shares.ModuleShares": "__init__ _line",
-    "flops.counting.coverage.Weights": "coverage multiplied_elements",
-    "flops.by_shape.shaped_work.ShapedWork": "learn summary",
-    "flops.by_shape.scaling.Scaling": "predict",
-    "kernel.engine.tape.Tape": "follow",
-    "kernel.batches.reader.BatchReader": "forget note look_up",
-}
-"""As before, but called once or twice in the fit."""
-LEFT = {
-    "flops.counting.counter.FlopCounter.unhook": {"before", "after", "compilations", "filters"},
-    "flops.counting.count_window.CountWindow._leave": {"modes"},
-    "flops.counting.stacked_mode.StackedMode.leave_stack": {"modes"},
-}
-"""What takes something back can't do so where it is broken itself. All the rest is taken back."""
 
 
 class Spanning(TrainerCallback):
@@ -89,8 +40,8 @@ class Cut:
         return {name: torch.stack([row[name][:length] for row in rows]) for name in rows[0]}
 
 
-def outcome(directory, flops):
-    """What training with all of it comes to."""
+def outcome(directory, flops, profiler=None):
+    """Losses and weights of a training with evaluations in its steps and batches of four shapes."""
     spanning = Spanning()
     arguments = tiny.training_arguments(directory, max_steps=5, logging_steps=2)
     trainer = tiny.trainer(
@@ -103,7 +54,7 @@ def outcome(directory, flops):
         data_collator=Cut(),
     )
     spanning.trainer = trainer
-    trainer.train()
+    profiled(profiler, trainer.train)
     losses = [[row.get(key) for key in ("loss", "eval_loss", "train_loss")] for row in trainer.state.log_history]
     return losses, bits(trainer.model)
 
@@ -117,33 +68,6 @@ def _whole_again():
     filters.filters[:] = found
 
 
-@pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory):
-    return outcome(tmp_path_factory.mktemp("undisturbed"), "off")
-
-
-@pytest.fixture(scope="module")
-def true(tmp_path_factory):
-    """Model FLOPs of the counted steps."""
-    directory = tmp_path_factory.mktemp("counted")
-    outcome(directory, "count")
-    return {record.step: record.model_flops for record in counts(directory)}
-
-
-@pytest.mark.parametrize(("part", "first"), half_slow([*sampled(parts(AROUND), [0, 2]), *sampled(parts(ONCE), [0])]))
-def test_a_part_that_breaks_around_the_count_costs_one_warning(  # noqa: PLR0917 fixtures
-    tmp_path, monkeypatch, caplog, undisturbed, part, first
-):
-    before = left_behind()
-    with monkeypatch.context() as patch:
-        fault = Fault(patch, part, first)
-        assert outcome(tmp_path, "count") == undisturbed
-    changed = {name for name, value in left_behind().items() if value != before[name]}
-    assert changed <= LEFT.get(part, set())
-    assert fault.happened
-    assert ["a bug of ours" in text for text in warnings(caplog, EVALUATES_ALWAYS)] == [True]
-
-
 def repair(left):
     from torch.nn.modules import module as modules
 
@@ -154,24 +78,35 @@ def repair(left):
         hooks.clear()
 
 
-@pytest.mark.parametrize("part", parts(INSIDE))
-def test_a_part_that_breaks_inside_the_count_costs_its_own_numbers(  # noqa: PLR0917 fixtures
-    tmp_path, monkeypatch, caplog, undisturbed, true, part
-):
-    before = left_behind()
-    with monkeypatch.context() as patch:
-        fault = Fault(patch, part, 3)
-        assert outcome(tmp_path, "count") == undisturbed
-    assert left_behind() == before
-    assert warnings(caplog, EVALUATES_ALWAYS) == []
-    (summary,) = tiny.records(tmp_path, Summary)
-    assert (summary.steps, summary.failure) == (5, None)
-    found = counts(tmp_path)
-    told = any(record.errors or record.uncounted for record in found) or (not found and summary.flops.unknown)
-    assert told or not fault.happened
-    for record in found:
-        there = true[record.step]
-        assert record.model_flops == there or (record.model_flops < there and record.lower_bound)
+def test_a_fault_in_the_count_changes_no_training_and_no_number(tmp_path, caplog):
+    caplog.set_level(logging.DEBUG, "perf_callbacks")
+    undisturbed, points = outcome(tmp_path / "undisturbed", "off"), Points(f"{PACKAGE}/flops")
+    outcome(tmp_path / "counted", "count", points)
+    right = {record.step: record.model_flops for record in counts(tmp_path / "counted")}
+    before, bad = left_behind(), []
+    for number, fault in enumerate([*points.draw("count", 4), *points.draw(f"count {DAY}", 8)]):
+        caplog.clear()
+        directory = tmp_path / str(number)
+        broken = {"outcome": outcome(directory, "count", fault) != undisturbed, "world": left_behind() != before}
+        errors = [text for text in warnings(caplog, EVALUATES_ALWAYS) if "a bug of ours" in text]
+        found = counts(directory)
+        (summary,) = tiny.records(directory, Summary)
+        unknown = any(record.errors or record.uncounted for record in found) or (
+            summary.flops and summary.flops.unknown
+        )
+        # A count for later steps, or none at all, is also told.
+        told = errors or unknown or "a bug of ours" in caplog.text or {record.step for record in found} != {*right}
+        broken["report"] = fault.happened and not (told or fault.silent)
+        broken["more than one warning"] = len(errors) > 1
+        broken["number"] = [
+            record
+            for record in found
+            if record.step in right
+            and record.model_flops != right[record.step]
+            and not (record.lower_bound and record.model_flops < right[record.step])
+        ]
+        bad += [(str(fault), name, value) for name, value in broken.items() if value]
+    assert bad == []
 
 
 def test_an_error_in_the_bookkeeping_does_not_change_the_number(tmp_path, monkeypatch):
@@ -193,7 +128,10 @@ def test_an_error_in_the_bookkeeping_does_not_change_the_number(tmp_path, monkey
 
 
 def test_a_model_without_an_estimate_is_named_without_a_warning(tmp_path, monkeypatch, caplog):
-    Fault(monkeypatch, "flops.offline._emptied", 0)
+    def broken(*_args, **_kwargs):
+        raise RuntimeError("a bug of ours")
+
+    monkeypatch.setattr(offline, "count", broken)
     loop(tmp_path, tiny.llama(), [ids(2, 8)] * 4, flops="estimate")
     assert [record.source for record in counts(tmp_path)] == ["closed form"]
     assert warnings(caplog, EVALUATES_ALWAYS) == []

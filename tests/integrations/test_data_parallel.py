@@ -9,9 +9,9 @@ import torch
 from rows import each_row
 from torch.distributed.fsdp import FSDPModule
 
-import perf_callbacks.lightning as lightning_door
 from perf_callbacks.integrations.accelerate import accelerator_session
-from perf_callbacks.kernel.fit.location import FitLocation, by_meshes
+from perf_callbacks.integrations.lightning import hooks
+from perf_callbacks.kernel.fit.place import Place, by_meshes
 from perf_callbacks.kernel.settings.config import ConfigError
 from perf_callbacks.loop import measure
 
@@ -51,16 +51,15 @@ class Refusing:
         (Refusing(), None),
     ],
 )
-def test_lightnings_strategy_says_it_by_the_sampler_of_its_loaders(strategy, expected):
-    place = lightning_door.PerfCallback()._location(a_trainer(strategy), None)
-    assert (place.data_parallel, place.world_size) == (expected, 8)
+def test_a_strategy_of_lightning_says_it_by_the_sampler_of_its_loaders(strategy, expected):
+    assert hooks.data_parallel_of(a_trainer(strategy)) == expected
 
 
-def test_lightnings_strategy_for_one_process_does_not_say_it():
+def test_a_strategy_of_lightning_for_a_single_process_does_not_say_it():
     strategy = lightning.pytorch.strategies.SingleDeviceStrategy(device="cpu")
     trainer = a_trainer(SimpleNamespace(), world_size=1)
     trainer.strategy = strategy
-    assert lightning_door.PerfCallback()._location(trainer, None).data_parallel is None
+    assert hooks.data_parallel_of(trainer) is None
 
 
 @pytest.mark.parametrize(
@@ -72,11 +71,11 @@ def test_lightnings_strategy_for_one_process_does_not_say_it():
         ({"parallelism_config": SimpleNamespace(non_data_parallel_size=4)}, 2),
     ],
 )
-def test_accelerate_says_it_by_what_is_parallel_besides(parallelism, expected):
+def test_accelerate_says_it_by_its_other_kinds_of_parallelism(parallelism, expected):
     accelerator = SimpleNamespace(
         project_dir=None, device=torch.device("cpu"), process_index=0, num_processes=8, **parallelism
     )
-    place = accelerator_session._location(accelerator, None)
+    place = accelerator_session.place_of(accelerator, None)
     assert (place.data_parallel, place.world_size) == (expected, 8)
 
 
@@ -136,10 +135,8 @@ class Sharded(FSDPModule, torch.nn.Module):
         (on(Mesh(3, names=("tp",))), "don't divide 8 ranks"),
     ],
 )
-def test_the_meshes_of_parameters_say_it_by_the_names_of_their_dimensions(model, expected):
-    place = by_meshes(
-        FitLocation(integration="loop", directory=Path(), device=torch.device("cpu"), world_size=8), model
-    )
+def test_meshes_of_parameters_say_it_by_names_of_dimensions(model, expected):
+    place = by_meshes(Place(integration="loop", directory=Path(), device=torch.device("cpu"), world_size=8), model)
     if isinstance(expected, str):
         assert place.data_parallel is None
         assert expected in place.ambiguous
@@ -147,11 +144,11 @@ def test_the_meshes_of_parameters_say_it_by_the_names_of_their_dimensions(model,
         assert (place.data_parallel, place.ambiguous) == (expected, None)
 
 
-def test_the_framework_is_not_overruled_and_one_process_asks_nobody():
+def test_meshes_overrule_no_framework_and_no_single_process():
     usual = {"integration": "loop", "directory": Path(), "device": torch.device("cpu")}
-    said = FitLocation(**usual, world_size=8, data_parallel=2)
-    assert by_meshes(said, on(Mesh(8))) == said
-    alone = FitLocation(**usual)
+    place = Place(**usual, world_size=8, data_parallel=2)
+    assert by_meshes(place, on(Mesh(8))) == place
+    alone = Place(**usual)
     assert by_meshes(alone, on(Mesh(8))) == alone
 
 

@@ -1,19 +1,24 @@
 """However a fit ends, and whatever fails in the callback: training goes on unchanged, and the world is as it was."""
 
 import functools
-import itertools
+import logging
+import random
 import signal
+import sys
+import time
 
 import pytest
+from accelerate.state import AcceleratorState, GradientState, PartialState
 from counted import counts, left_behind
-from faults import ERRORS, Fault, break_clock, ended, faults, shared, warnings
+from faults import ERRORS, BugError, Points, ended, innermost_guard, profiled, warnings
 from forked import run
 from jobs import IMPORTS
 from places import accelerate_loop, lightning_trainer, plain_loop, transformers_trainer
-from sampling import crossed, half_slow, of_the_day, sampled
+from sampling import DAY, half_slow, of_the_day, sampled
 from tiny import records, steps
 
 from perf_callbacks.kernel.failures import describe
+from perf_callbacks.kernel.fit.recorder import Recorder
 from perf_callbacks.kernel.records.fit_records import Summary
 
 pytestmark = [
@@ -137,8 +142,7 @@ HOSTILE = (AttributeError("detail"), KeyboardInterrupt(), SystemExit(3))
 FORWARD = {"transformers": "compute_loss", "lightning": "training_step", "accelerate": "the loss", "loop": "the loss"}
 
 
-@pytest.mark.parametrize("switch", ["1", "0"])
-@pytest.mark.parametrize("integration", TRAININGS)
+@pytest.mark.parametrize(("integration", "switch"), [*[(integration, "1") for integration in TRAININGS], ("loop", "0")])
 def test_an_error_without_a_message_reaches_the_program(tmp_path, monkeypatch, integration, switch):
     monkeypatch.setenv("PERF_CALLBACKS", switch)
     for number, wrong in enumerate(HOSTILE):
@@ -154,13 +158,14 @@ def test_an_error_without_a_message_reaches_the_program(tmp_path, monkeypatch, i
 
 
 def counting(kind):
-    """The places between the begin and the end of a step that the callback counts."""
+    """The places of the day between the begin and the end of a step that the callback counts; all of a plain loop."""
     over = {"lr_scheduler_step", "zero_grad in manual optimization"}
     stages = {"forward", "backward", "optimizer"}
-    return [name for name in leaving(kind) if kind.PLACES[name].stage in stages and name not in over]
+    places = [name for name in leaving(kind) if kind.PLACES[name].stage in stages and name not in over]
+    return places if kind is plain_loop.Training else of_the_day(places)
 
 
-@pytest.mark.parametrize(("kind", "place", "way", "error"), half_slow(in_turn(counting)))
+@pytest.mark.parametrize(("kind", "place", "way", "error"), in_turn(counting))
 def test_an_error_in_the_counted_step_leaves_no_count(tmp_path, kind, place, way, error):
     before = left_behind()
     training, act = fit(tmp_path, kind, place, error, COUNTED, evaluate=None, save=None, **way)
@@ -206,101 +211,91 @@ def test_measuring_changes_no_bit_of_a_training(tmp_path, caplog, undisturbed, i
     assert warnings(caplog) == []
 
 
-FAULTS = {
-    "transformers": faults(
-        often={
-            "kernel.engine.ledger.Ledger": "take_row",
-            "kernel.engine.ratios": "metrics",
-            "integrations.methods": "stages spans exits",
-        },
-        twice={
-            "integrations.transformers.callback": "find_trainer move_to_front",
-            "integrations.transformers.watch.TransformersWatch": "_carry",
-        },
-        once={
-            "kernel.engine.engine.Engine": "whole",
-            "integrations.methods": "batches",
-            "integrations.transformers.callback": "_location",
-            "integrations.transformers.watch": "_overrides _outermost",
-            "integrations.transformers.watch.TransformersWatch": "install _end_steps",
-        },
-        turn=1,
-    ),
-    "lightning": faults(
-        often={
-            "kernel.engine.ledger.Ledger": "take_row",
-            "kernel.engine.ratios": "metrics",
-            "integrations.methods": "stages exits",
-            "kernel.process.patches.Patches": "method",
-            "integrations.lightning.hooks.LightningHooks": "log_row",
-            "integrations.lightning.watch.TrainerWatch": "_end_batch",
-        },
-        twice={"integrations.methods": "spans", "integrations.lightning.hooks": "steps_done measures"},
-        once={
-            "integrations.methods": "turns",
-            "integrations.lightning.hooks": "_FitStarter CallbackListCopy TrainerWatch",
-            "integrations.lightning.watch": "_closure_is_enclosed",
-            "integrations.lightning.hooks.LightningHooks": "_location _last_state",
-            "integrations.lightning.watch.TrainerWatch": "install _training_step _settle",
-        },
-        turn=0,
-    ),
-    "accelerate": faults(
-        often={
-            "integrations.methods": "stages",
-            "integrations.accelerate.prepared.PreparedObjects": "see",
-            "integrations.accelerate.watch.AcceleratedWatch": "add evaluate",
-        },
-        twice={
-            "integrations.saved_counters": "write read",
-            "integrations.accelerate.accelerator_session": "_location",
-            "integrations.accelerate.watch.AcceleratedWatch": "install _watch_accelerator _end_evaluation",
-        },
-        once={
-            "integrations.accelerate.attachment": "install",
-            "integrations.accelerate.accelerator_session": "AcceleratedWatch",
-            "integrations.accelerate.prepared": "_measured",
-        },
-        turn=2,
-    ),
-    "loop": faults(often={}, twice={}, once={}, turn=1),
-}
-STOPPING = {"lightning": StopIteration}
-"""The error of a fault, where a trainer takes one for its own."""
+def trained(directory, integration, profiler=None):
+    """A training with the callback. The profiler looks on, or raises."""
+    for state in (AcceleratorState, GradientState, PartialState):
+        state._reset_state()
+    training = TRAININGS[integration](directory, **OPTIONS.get(integration, {}))
+    profiled(profiler, training.run)
+    return training
 
 
-def faulty_parts():
-    """Each part once: a shared one in the integrations in turn. As slow tests, the day's of a shared part elsewhere."""
-    turns = dict(zip(shared(), itertools.cycle(FAULTS), strict=False))
-    quick, slow = [], []
-    for integration, several in FAULTS.items():
-        for part, first in (fault.values for fault in several):
-            pairs, marks = (quick, []) if turns.get(part, integration) == integration else (slow, [pytest.mark.slow])
-            pairs.append(pytest.param(integration, part, first, id=f"{integration}-{part}-{first}", marks=marks))
-    return quick + of_the_day(slow)
+def harm(directory, integration, outcome, fault, caplog):
+    """Train with a fault: a list of the laws that it broke."""
+    caplog.clear()
+    training = trained(directory, integration, fault if isinstance(fault, Points) else None)
+    journal = "".join(path.read_text() for path in directory.rglob("rank0.jsonl"))
+    told = "a bug of ours" in caplog.text or BugError.__name__ in journal
+    laws = {
+        "outcome": training.outcome == outcome,
+        "world": training.world() == training.before,
+        "a report": told or fault.silent or not fault.happened,
+        "no second warning": len(warnings(caplog)) <= 1,
+    }
+    return [(str(fault), law) for law, holds in laws.items() if not holds]
 
 
-@pytest.mark.parametrize(("integration", "part", "first"), faulty_parts())
-def test_a_fault_costs_one_warning_and_nothing_else(  # noqa: PLR0917 crossed
-    tmp_path, monkeypatch, caplog, undisturbed, integration, part, first
-):
-    outcome = undisturbed(integration)
-    with monkeypatch.context() as patch:
-        fault = Fault(patch, part, first, STOPPING.get(integration, RuntimeError))
-        assert_unchanged(tmp_path, integration, outcome)
-    assert fault.happened
-    assert ["a bug of ours" in text for text in warnings(caplog)] == [True]
+OUTSIDE = {"transformers": 120, "lightning": 110, "accelerate": 195, "loop": 190}
+"""Most points outside of a guard, such as the checks of arguments. Points of a guard that is gone would be more."""
 
 
-@pytest.mark.parametrize(("reading", "integration"), crossed([*range(16), 21, 34, 55], [*TRAININGS]))
-def test_a_clock_that_fails_costs_one_warning_and_nothing_else(  # noqa: PLR0917 crossed
-    tmp_path, monkeypatch, caplog, undisturbed, reading, integration
-):
-    outcome = undisturbed(integration)
-    break_clock(monkeypatch, reading, STOPPING.get(integration, RuntimeError))
-    assert_unchanged(tmp_path, integration, outcome)
-    counting = any(record.errors for path in tmp_path.rglob("perf_callbacks") for record in counts(path.parent))
-    assert ["a bug of ours" in text for text in warnings(caplog)] == [True] * (not counting)  # a count tells its own
+@pytest.mark.parametrize("integration", TRAININGS)
+def test_a_fault_at_any_line_costs_a_report_and_nothing_else(tmp_path, caplog, undisturbed, integration):
+    caplog.set_level(logging.DEBUG, "perf_callbacks")
+    outcome, points, bad = undisturbed(integration), Points(), []
+    trained(tmp_path / "counted", integration, points)
+    assert len([point for point in points.passed if not points.guarded[point]]) <= OUTSIDE[integration]
+    faults = [*points.draw(integration, 4), *points.draw(integration + DAY, 8)]
+    for number, fault in enumerate(faults):
+        bad += harm(tmp_path / str(number), integration, outcome, fault, caplog)
+    assert bad == []
+    assert any(fault.happened for fault in faults)
+
+
+class Clock:
+    """Counts its readings, and raises in one."""
+
+    def __init__(self, reading=None):
+        self.reading, self.readings, self.silent = reading, 0, False
+
+    def __str__(self):
+        return f"reading {self.reading}"
+
+    def __call__(self):
+        self.readings += 1
+        if self.readings == self.reading:
+            self.silent = innermost_guard(sys._getframe(1), "c_call") == "silent"
+            raise BugError("a bug of ours in the clock")
+        return time.perf_counter()
+
+    @property
+    def happened(self):
+        return self.reading is not None and self.readings >= self.reading
+
+
+def use(monkeypatch, clock):
+    """The clock of the next recorder, from the end of its constructor on."""
+
+    class Timed(Recorder):
+        def __init__(self, *args, **kwargs):
+            super().__init__(*args, **kwargs)
+            self.clock = clock
+
+    monkeypatch.setattr("perf_callbacks.session.Recorder", Timed)
+
+
+@pytest.mark.parametrize("integration", TRAININGS)
+def test_a_failing_clock_costs_a_report_and_nothing_else(tmp_path, monkeypatch, caplog, undisturbed, integration):
+    caplog.set_level(logging.DEBUG, "perf_callbacks")
+    outcome, counting, bad = undisturbed(integration), Clock(), []
+    use(monkeypatch, counting)
+    trained(tmp_path / "counted", integration)
+    readings = [random.Random(seed) for seed in (integration, integration + DAY)]
+    for number in range(8):
+        clock = Clock(1 + readings[number % 2].randrange(counting.readings))
+        use(monkeypatch, clock)
+        bad += harm(tmp_path / str(number), integration, outcome, clock, caplog)
+    assert bad == []
 
 
 UNFINISHED = """

@@ -8,15 +8,14 @@ import gc
 import random
 import signal
 import sys
-from inspect import CO_GENERATOR
 from pathlib import Path
 
 import pytest
 import short_trainings
 from collector import automatic
+from faults import PACKAGE, Points, profiled
+from sampling import DAY
 from transformers import Trainer
-
-import perf_callbacks
 
 pytestmark = [
     pytest.mark.usefixtures("accelerate_state"),
@@ -25,15 +24,9 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
 ]
 
-PACKAGE = str(Path(perf_callbacks.__file__).parent)
 PARTS = (
     *("integrations", "session.py", "checklist.py", "lightning.py"),
-    *(
-        "kernel/fit/recorder.py",
-        "report/report_file.py",
-        "loaders/epoch_waits.py",
-        "advice",
-    ),
+    *("kernel/fit/recorder.py", "report/report_file.py", "loaders/epoch_waits.py", "advice"),
     *("flops/observer.py", "flops/training_filter.py", "flops/fingerprint.py", "flops/count_records.py"),
     *("stragglers/observer.py", "stalls/observer.py", "memory/observer.py", "memory/step_memory.py"),
 )
@@ -41,28 +34,24 @@ WHERE = tuple(str(Path(PACKAGE, part)) for part in PARTS)
 STEPS = 4
 
 
-class Interrupt:
+class Interrupt(Points):
     """Counts the points in code of ours where Python looks for signals, and raises at one, or gets a signal there.
 
-    These are the start of a function, and the end of a call into C. Generators are left out, because Python swallows
-    what is raised while it closes one.
+    These are the start of a function, and the end of a call into C.
     """
 
-    def __init__(self, at=None, where=WHERE, signal_number=None):
-        self.at, self.where, self.signal_number, self.points = at, where, signal_number, 0
+    events = ("call", "c_return")
 
-    def __call__(self, frame, event, _argument):
-        code = frame.f_code
-        if (
-            event in {"call", "c_return"}
-            and code.co_filename.startswith(self.where)
-            and not code.co_flags & CO_GENERATOR
-        ):
-            self.points += 1
-            if self.points == self.at:
-                if self.signal_number is None:
-                    raise KeyboardInterrupt
-                signal.raise_signal(self.signal_number)
+    def __init__(self, at=None, where=WHERE, signal_number=None):
+        super().__init__(where)
+        self.at, self.signal_number, self.points = at, signal_number, 0
+
+    def come_to(self, _point, _frame):
+        self.points += 1
+        if self.points == self.at:
+            if self.signal_number is None:
+                raise KeyboardInterrupt
+            signal.raise_signal(self.signal_number)
 
 
 class PreemptError(Exception):
@@ -79,16 +68,12 @@ def preempted():
     signal.signal(signal.SIGUSR1, before)
 
 
-def profiled(way, directory, interrupt):
+def train(way, directory, interrupt):
     def after_step(step):
         if step == STEPS:
             sys.setprofile(None)
 
-    sys.setprofile(interrupt)
-    try:
-        short_trainings.DOORS[way](directory, after_step, steps=STEPS + 1)
-    finally:
-        sys.setprofile(None)
+    profiled(interrupt, lambda: short_trainings.DOORS[way](directory, after_step, steps=STEPS + 1))
 
 
 WAYS = [way for way in short_trainings.DOORS if way != "pytorch_lightning"]
@@ -100,27 +85,31 @@ def test_an_interrupt_leaves_nothing_behind(tmp_path, way):
         pytest.skip(
             "transformers 4 tells no callback of an interrupt between two watched calls: docs/limits.md names it"
         )
-    counting, found = Interrupt(), [*gc.callbacks]
-    profiled(way, tmp_path, counting)
-    drawn = random.Random(way)
-    for at in sorted(drawn.sample(range(1, counting.points), 4)):
+    counting, callbacks = Interrupt(), [*gc.callbacks]
+    train(way, tmp_path, counting)
+    for at in draws(way, counting):
         with contextlib.suppress(KeyboardInterrupt, SystemExit):  # another run may have fewer points
-            profiled(way, tmp_path, Interrupt(at))
+            train(way, tmp_path, Interrupt(at))
         gc.collect()
-        assert (at, automatic(), gc.callbacks) == (at, True, found)
+        assert (at, automatic(), gc.callbacks) == (at, True, callbacks)
 
 
 @pytest.mark.parametrize("way", WAYS)
 def test_an_error_of_a_signal_handler_ends_the_fit(tmp_path, way, preempted):
-    counting, found = Interrupt(where=PACKAGE), [*gc.callbacks]
-    profiled(way, tmp_path, counting)
-    drawn = random.Random(way)
-    for at in sorted(drawn.sample(range(1, counting.points), 4)):
+    counting, callbacks = Interrupt(where=PACKAGE), [*gc.callbacks]
+    train(way, tmp_path, counting)
+    for at in draws(way, counting):
         sent = Interrupt(at, PACKAGE, preempted)
         try:
-            profiled(way, tmp_path, sent)
+            train(way, tmp_path, sent)
         except PreemptError:
             sent.at = None
         gc.collect()
         assert sent.at is None or sent.points < at  # another run may have fewer points
-        assert (at, automatic(), gc.callbacks) == (at, True, found)
+        assert (at, automatic(), gc.callbacks) == (at, True, callbacks)
+
+
+def draws(way, counting):
+    """Two points that stay as long as the code does, and two of the day."""
+    points = range(1, counting.points)
+    return [at for seed in (way, way + DAY) for at in random.Random(seed).sample(points, 2)]

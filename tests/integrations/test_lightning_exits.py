@@ -67,7 +67,7 @@ def test_a_stop_iteration_of_another_callback_has_its_usual_effect(tmp_path, hoo
     assert ours.summary.steps == found[0]
 
 
-def test_a_step_whose_hooks_raise_is_a_step_that_was_done(tmp_path):
+def test_a_step_with_hooks_that_raise_counts(tmp_path):
     kinds = tiny_lightning.tree()
 
     class Raises(kinds.Callback):

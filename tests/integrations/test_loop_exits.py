@@ -4,11 +4,12 @@ from contextlib import nullcontext
 
 import pytest
 import torch
-from faults import Fault, ended
+from faults import Fault, Point, ended, profiled
 from places.plain_loop import Training
 from tiny import steps
 
 from perf_callbacks import PerfConfig
+from perf_callbacks.kernel.batches.reader import BatchReader
 from perf_callbacks.loop import measure
 
 
@@ -71,9 +72,9 @@ def test_a_patch_of_the_user_on_top_of_the_callback_stays(tmp_path):
 
 
 @pytest.mark.parametrize("after", [1, 3])
-def test_a_fault_is_the_failure_in_the_summary(tmp_path, monkeypatch, after):
-    training = Training(tmp_path)
-    Fault(monkeypatch, "kernel.batches.reader.BatchReader.read", 2 * after)
-    training.run()
+def test_a_fault_is_the_failure_in_the_summary(tmp_path, after):
+    training, code = Training(tmp_path), BatchReader.read.__code__
+    fault = Fault(Point(code, code.co_firstlineno, "call"), 2 * after + 1)
+    profiled(fault, training.run)
     assert ended(tmp_path) == training.summary
-    assert (training.summary.steps, training.summary.failure) == (after, "RuntimeError: a bug of ours")
+    assert (training.summary.steps, training.summary.failure) == (after, f"BugError: a bug of ours at {fault}")

@@ -1,10 +1,9 @@
-"""A fit is a guest in the process of another program: what it leaves alone there, through every door."""
+"""A fit is a guest in the process of another program: what it leaves alone there."""
 
 import sys
 import time
 from pathlib import Path
 
-import pytest
 import short_trainings
 import torch
 from torch.overrides import TorchFunctionMode
@@ -13,13 +12,11 @@ import perf_callbacks
 from perf_callbacks import PerfConfig
 from perf_callbacks.loop import measure
 
-pytestmark = pytest.mark.usefixtures("accelerate_state")
-
 OURS = str(Path(perf_callbacks.__file__).parent)
 
 
-@pytest.mark.parametrize("way", short_trainings.DOORS)
-def test_a_mocked_clock_is_never_read_by_us(tmp_path, monkeypatch, way):
+def test_a_mocked_clock_is_never_read_by_us(tmp_path, monkeypatch):
+    """Lint bans the module `time` in all of the package."""
     readers = set()
 
     def mocked(original):
@@ -31,7 +28,7 @@ def test_a_mocked_clock_is_never_read_by_us(tmp_path, monkeypatch, way):
 
     for name in ("perf_counter", "monotonic", "sleep", "time"):
         monkeypatch.setattr(time, name, mocked(getattr(time, name)))
-    short_trainings.DOORS[way](tmp_path, lambda _: None, steps=4, every=2, report=True)
+    short_trainings.loop(tmp_path, lambda _: None, steps=4, every=2, report=True)
     assert [reader for reader in readers if reader.startswith(OURS)] == []
 
 

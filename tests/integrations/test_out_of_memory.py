@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from places import accelerate_loop, lightning_trainer, plain_loop, transformers_trainer
+from places import plain_loop, transformers_trainer
 from tiny import records
 
 from perf_callbacks.journal import OutOfMemory
@@ -10,14 +10,8 @@ from perf_callbacks.kernel.process.device import Cpu
 from perf_callbacks.kernel.process.device_facts import Allocator
 from perf_callbacks.memory import observer as memory, step_memory
 
-pytestmark = [pytest.mark.usefixtures("accelerate_state"), pytest.mark.filterwarnings("ignore::RuntimeWarning")]
+pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 
-TRAININGS = {
-    "transformers": transformers_trainer.Training,
-    "lightning": lightning_trainer.Training,
-    "accelerate": accelerate_loop.Training,
-    "loop": plain_loop.Training,
-}
 MESSAGE = "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 79.15 GiB"
 
 
@@ -35,9 +29,8 @@ class Fail:
 def reports(directory, kind, caplog, *, step=3, error=None, evaluate=0):
     error = error or torch.OutOfMemoryError(MESSAGE)
     act = Fail(error, step)
-    options = {"load": False} if kind is accelerate_loop.Training else {}
     place = "a layer" if "a layer" in kind.PLACES else "the model"
-    act.training = kind(directory, place, act, evaluate=evaluate, **options)
+    act.training = kind(directory, place, act, evaluate=evaluate)
     with pytest.raises(type(error)) as caught:
         act.training.run()
     assert caught.value is error
@@ -45,11 +38,11 @@ def reports(directory, kind, caplog, *, step=3, error=None, evaluate=0):
     return records(directory, OutOfMemory), said
 
 
-@pytest.mark.parametrize("door", TRAININGS)
-def test_each_integration_reports_and_lets_the_exception_go_on(tmp_path, caplog, monkeypatch, door):
+@pytest.mark.parametrize("kind", [transformers_trainer.Training, plain_loop.Training])
+def test_a_fit_reports_and_lets_the_exception_go_on(tmp_path, caplog, monkeypatch, kind):
     monkeypatch.setattr(Cpu, "headroom", lambda _: 10**9)
     monkeypatch.setattr(step_memory, "anything_compiled", lambda: False)  # another test may have compiled something
-    found, said = reports(tmp_path, TRAININGS[door], caplog)
+    found, said = reports(tmp_path, kind, caplog)
     assert len(found) == len(said) == 1
     (report,) = found
     assert (report.stage, report.device, report.error) == ("forward", "cpu", MESSAGE)
@@ -71,13 +64,13 @@ def test_a_failure_in_an_evaluation_says_nothing_of_the_batches_of_training(tmp_
     assert "fitted" not in said
 
 
-def test_a_failure_before_a_measured_step_leaves_unknown_what_fits(tmp_path, caplog):
+def test_a_failure_before_a_measured_step_leaves_the_fit_unknown(tmp_path, caplog):
     ((report,), (said,)) = reports(tmp_path, plain_loop.Training, caplog, step=0)
     assert (report.step, report.fitting_micro_batch) == (0, None)
     assert "unknown micro-batch" in said
 
 
-def test_the_layers_that_had_run_say_about_what_fits(tmp_path, caplog, monkeypatch):
+def test_the_layers_that_had_run_give_an_estimate(tmp_path, caplog, monkeypatch):
     monkeypatch.setattr(Cpu, "allocator", lambda _: Allocator(4 * 10**9, 5 * 10**9, 1, 4 * 10**9))
     monkeypatch.setattr(Cpu, "headroom", lambda _: 10**9)
     ((report,), (said,)) = reports(tmp_path, transformers_trainer.Training, caplog, step=0)
@@ -98,7 +91,7 @@ def test_a_report_that_fails_changes_nothing(tmp_path, caplog, monkeypatch):
     assert (found, said) == ([], [])
 
 
-def test_a_fit_that_ends_while_an_older_error_is_handled_is_no_failure(tmp_path, caplog):
+def test_a_fit_that_ends_within_a_handler_is_no_failure(tmp_path, caplog):
     try:
         [].pop()
     except IndexError as error:

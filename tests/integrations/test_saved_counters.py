@@ -14,7 +14,7 @@ def test_a_link_in_place_of_the_unfinished_file_is_not_written_to(tmp_path):
     assert saved_counters.read(tmp_path, 0) == STATE
 
 
-def test_each_rank_has_a_file_and_without_one_reads_that_of_rank_0(tmp_path):
+def test_a_rank_without_a_file_reads_the_file_of_rank_0(tmp_path):
     saved_counters.write(tmp_path, 0, STATE)
     assert saved_counters.read(tmp_path, 1) == STATE
     saved_counters.write(tmp_path, 1, STATE | {"rank": 1})

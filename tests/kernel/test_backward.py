@@ -2,8 +2,6 @@
 
 import functools
 import gc
-import os
-import signal
 import threading
 import weakref
 
@@ -42,10 +40,8 @@ class Loop(backward.Loop):
 
 @pytest.fixture
 def ours():
-    owner = Backwards()
-    yield owner
-    owner._claims.clear()
-    owner.tick(0.0)
+    yield Backwards()
+    torch.autograd.backward, torch.autograd.grad = FOUND
 
 
 def as_found():
@@ -57,7 +53,7 @@ def loss():
 
 
 @pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0), (1, 0, 2)])
-def test_in_whatever_order_loops_leave_the_last_one_restores(ours, order):
+def test_the_last_loop_to_leave_restores(ours, order):
     loops = [Loop(), Loop(), Loop()]
     for loop in loops:
         ours.join(loop)
@@ -70,7 +66,7 @@ def test_in_whatever_order_loops_leave_the_last_one_restores(ours, order):
     assert as_found()
 
 
-def test_a_backward_in_another_thread_is_none_of_the_loops(ours):
+def test_a_backward_in_another_thread_is_unheard(ours):
     loop = Loop()
     ours.join(loop)
     thread = threading.Thread(target=loss().backward)
@@ -81,7 +77,7 @@ def test_a_backward_in_another_thread_is_none_of_the_loops(ours):
     assert loop.told == TOLD
 
 
-def test_a_backward_within_another_one_is_part_of_that(ours):
+def test_a_backward_within_another_is_part_of_it(ours):
     loop = Loop()
     ours.join(loop)
     inner, weight = loss(), torch.ones(2, requires_grad=True)
@@ -99,7 +95,7 @@ def test_a_backward_that_needs_more_than_a_mark_is_asked_about(ours, state):
     assert loop.told == ["asked", "turns", "undecided"]
 
 
-def test_what_follows_a_backward_in_an_optimizer_step_is_optimizer(ours):
+def test_the_rest_of_an_optimizer_step_after_a_backward_is_optimizer(ours):
     loop = Loop()
     ours.join(loop)
     loop.optimizing = 1
@@ -147,7 +143,7 @@ def test_the_compiler_makes_the_graph_of_a_backward_unheard(ours):
     assert loop.told == TOLD
 
 
-def test_what_raises_in_a_backward_is_raised_and_its_end_told(ours):
+def test_an_error_in_a_backward_is_raised_and_its_end_told(ours):
     loop = Loop()
     ours.join(loop)
     with pytest.raises(RuntimeError, match="does not require grad"):
@@ -155,7 +151,7 @@ def test_what_raises_in_a_backward_is_raised_and_its_end_told(ours):
     assert loop.told == TOLD
 
 
-def test_a_loop_that_is_freed_is_no_reason_to_stay(ours):
+def test_a_freed_loop_leaves_nothing_behind(ours):
     loop = Loop()
     ours.join(loop)
     freed = weakref.ref(loop)
@@ -164,7 +160,7 @@ def test_a_loop_that_is_freed_is_no_reason_to_stay(ours):
         gc.collect()
 
 
-def test_somebody_elses_wrapper_on_top_is_left_to_them_and_ours_passes_on(ours):
+def test_a_wrapper_of_the_program_on_top_stays_and_ours_passes_on(ours):
     loop, calls = Loop(), []
     ours.join(loop)
     beneath = torch.autograd.backward
@@ -189,38 +185,56 @@ def test_somebody_elses_wrapper_on_top_is_left_to_them_and_ours_passes_on(ours):
         torch.autograd.backward = FOUND[0]
 
 
-def test_a_wrapper_beneath_ours_may_take_other_arguments(ours, monkeypatch):
-    inner, taken, weight = torch.autograd.backward, [], torch.ones(2, requires_grad=True)
+TAKEN = []
+"""The options of calls that came to a wrapper of the program."""
 
+
+def takes_options(inner):
     def theirs(tensors, **options):
-        taken.append(options)
+        TAKEN.append(options)
         return inner(tensors, **options)
 
-    with monkeypatch.context() as patch:
-        patch.setattr(torch.autograd, "backward", theirs)
-        loop = Loop()
-        ours.join(loop)
-        torch.autograd.backward(weight.sum(), create_graph=False)
-        ours.release(loop)
-        assert torch.autograd.backward is theirs
-    assert (taken, weight.grad.tolist()) == ([{"create_graph": False}], [1.0, 1.0])
-    assert loop.told == ["asked", "turns", "undecided"]
+    return theirs
 
 
-def test_a_wrapper_beneath_ours_may_have_a_signature_that_inspect_can_not_read(ours, monkeypatch):
-    inner, weight = torch.autograd.backward, torch.ones(2, requires_grad=True)
-
-    def theirs(*args, **kwargs):
-        return inner(*args, **kwargs)
+def has_an_unreadable_signature(inner):
+    def theirs(*args, **options):
+        TAKEN.append(options)
+        return inner(*args, **options)
 
     theirs.__signature__ = "(tensors)"
+    return theirs
+
+
+def retains_graphs(inner):
+    def theirs(tensors, grad_tensors=None, retain_graph=True, **options):  # noqa: FBT002 as they have it
+        TAKEN.append(options)
+        return inner(tensors, grad_tensors, retain_graph)
+
+    return theirs
+
+
+@pytest.mark.parametrize(
+    ("wrap", "calls"),
+    [
+        (takes_options, [{"create_graph": False}]),
+        (has_an_unreadable_signature, [{}]),
+        (retains_graphs, [{}, {"hint": 1}]),  # the graph of the first is still there
+    ],
+)
+def test_a_wrapper_beneath_ours_may_take_other_arguments(ours, monkeypatch, wrap, calls):
+    theirs, loop = wrap(torch.autograd.backward), Loop()
+    loss = torch.ones(2, requires_grad=True).sin().sum()
+    TAKEN.clear()
     with monkeypatch.context() as patch:
         patch.setattr(torch.autograd, "backward", theirs)
-        loop = Loop()
         ours.join(loop)
-        weight.sum().backward()
+        for options in calls:
+            torch.autograd.backward(loss, **options)
         ours.release(loop)
-    assert loop.told == ["asked", "turns", "undecided"]
+        assert torch.autograd.backward is theirs
+    assert calls == TAKEN
+    assert loop.told == ["asked", "turns", "undecided"] * len(calls)
 
 
 def test_an_error_of_ours_at_a_gradient_fails_the_loop_alone(ours, monkeypatch):
@@ -232,65 +246,11 @@ def test_an_error_of_ours_at_a_gradient_fails_the_loop_alone(ours, monkeypatch):
     assert [type(told) for told in loop.told] == [str, ZeroDivisionError]
 
 
-def test_a_wrapper_beneath_ours_may_have_other_defaults_and_more_arguments(ours, monkeypatch):
-    inner, hints, loss = torch.autograd.backward, [], torch.ones(2, requires_grad=True).sin().sum()
-
-    def theirs(tensors, grad_tensors=None, retain_graph=True, **more):  # noqa: FBT002 as they have it
-        hints.append(more)
-        return inner(tensors, grad_tensors, retain_graph)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(torch.autograd, "backward", theirs)
-        loop = Loop()
-        ours.join(loop)
-        torch.autograd.backward(loss)
-        torch.autograd.backward(loss, hint=1)  # the graph is still there
-        ours.release(loop)
-    assert hints == [{}, {"hint": 1}]
-
-
-@pytest.mark.parametrize("end", ["join", "release"])
-def test_an_interrupt_in_the_midst_is_made_good_by_the_watchdog(ours, monkeypatch, end):
-    loop = Loop()
-    if end == "release":
-        ours.join(loop)
-    with monkeypatch.context() as patch:
-
-        def interrupted():
-            raise KeyboardInterrupt
-
-        patch.setattr(ours, "_arrange", interrupted)
-        with pytest.raises(KeyboardInterrupt):
-            getattr(ours, end)(loop)
-    assert ours.tick(0.0) is (end == "join")
-    assert as_found() is (end == "release")
-
-
-def test_loops_in_threads_share_one_wrapper(ours):
-    loops, inside, through = [Loop(), Loop()], threading.Barrier(3), threading.Event()
-
-    def run(loop):
-        ours.join(loop)
-        inside.wait(60)
-        through.wait(60)
-        ours.release(loop)
-
-    threads = [threading.Thread(target=run, args=(loop,)) for loop in loops]
-    for thread in threads:
-        thread.start()
-    inside.wait(60)
-    assert torch.autograd.backward.__wrapped__ is FOUND[0]
-    through.set()
-    for thread in threads:
-        thread.join(60)
-    assert as_found()
-
-
 def test_the_watchdog_is_not_asked_with_the_lock_held(ours, monkeypatch):
     free = []
 
     def watch(owner):  # a collection in the watchdog's lock, on another thread, may free a loop
-        freeing = threading.Thread(target=owner._freed, args=(None,), daemon=True)
+        freeing = threading.Thread(target=owner.release, args=(Loop(),), daemon=True)
         freeing.start()
         freeing.join(60)
         free.append(not freeing.is_alive())
@@ -300,28 +260,3 @@ def test_the_watchdog_is_not_asked_with_the_lock_held(ours, monkeypatch):
     ours.join(loop)
     assert free == [True]
     assert not as_found()
-
-
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="nothing is forked on this system")
-@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
-def test_a_forked_child_does_not_wait_for_a_thread_that_it_lacks(ours):
-    held, go = threading.Event(), threading.Event()
-
-    def hold():
-        with ours._lock:
-            held.set()
-            go.wait()
-
-    other = threading.Thread(target=hold)
-    other.start()
-    held.wait()
-    child = os.fork()
-    if not child:
-        signal.signal(signal.SIGALRM, signal.SIG_DFL)  # no handler of the test runner
-        signal.alarm(5)
-        ours.release(Loop())
-        os._exit(0)
-    _, status = os.waitpid(child, 0)
-    go.set()
-    other.join()
-    assert status == 0

@@ -52,16 +52,22 @@ def test_counters_without_sense_leave_the_time_unknown(carried):
     assert {*found.state(a_run(), 1.0, 1.0).values()} == {0.0, None}
 
 
-def test_the_age_of_a_process_is_told_once(monkeypatch):
-    monkeypatch.setattr(chain, "_processes", set())
+@pytest.fixture
+def process(monkeypatch):
+    """A process of which nothing has been told yet."""
+    pid = -id(monkeypatch)
+    monkeypatch.setattr(os, "getpid", lambda: pid)
+
+
+def test_the_age_of_a_process_is_told_once(monkeypatch, process):
     monkeypatch.setattr(processes, "age", lambda: 12.0)
     assert [chain.process_seconds(), chain.process_seconds()] == [12.0, None]
-    monkeypatch.setattr(os, "getpid", lambda: -5)
-    assert chain.process_seconds() == 12.0  # a fork
+    fork = os.getpid() - 1
+    monkeypatch.setattr(os, "getpid", lambda: fork)
+    assert chain.process_seconds() == 12.0
 
 
-def test_the_age_of_a_notebook_says_nothing(monkeypatch):
-    monkeypatch.setattr(chain, "_processes", set())
+def test_the_age_of_a_notebook_says_nothing(monkeypatch, process):
     monkeypatch.setitem(sys.modules, "ipykernel", types.ModuleType("ipykernel"))
     assert chain.process_seconds() is None
 

@@ -2,22 +2,15 @@
 
 import gc
 import os
-import subprocess
-import sys
-import textwrap
 import threading
 import timeit
-from pathlib import Path
 
 import pytest
 from collector import FakeGc, put
 
-import perf_callbacks
 from perf_callbacks.kernel.process import collector
 from perf_callbacks.kernel.process.collector import FULL, Collector, Lease
 from perf_callbacks.kernel.process.watchdog import WATCHDOG
-
-SOURCE = Path(perf_callbacks.__file__).parents[1]
 
 
 @pytest.fixture
@@ -47,7 +40,7 @@ def hold(ours, progress=None):
     return lease
 
 
-def test_what_was_turned_off_and_frozen_is_as_found_when_it_is_let_go(fake, ours):
+def test_a_lease_that_is_let_go_leaves_the_collector_as_found(fake, ours):
     found = fake.state
     lease = hold(ours)
     assert fake.state == (False, True, (0, 10, 10), [])
@@ -58,7 +51,7 @@ def test_what_was_turned_off_and_frozen_is_as_found_when_it_is_let_go(fake, ours
 
 
 @pytest.mark.parametrize("last", [0, 1])
-def test_in_whatever_order_two_fits_end_the_last_restores(fake, ours, last):
+def test_the_last_of_two_fits_to_end_restores(fake, ours, last):
     found = fake.state
     leases = [hold(ours), hold(ours)]
     leases[1 - last].let_go()
@@ -67,7 +60,7 @@ def test_in_whatever_order_two_fits_end_the_last_restores(fake, ours, last):
     assert fake.state == found
 
 
-def test_collection_that_somebody_else_turned_off_stays_off(fake, ours):
+def test_collection_that_the_program_turned_off_stays_off(fake, ours):
     fake.disable()
     lease = Lease(ours)
     assert not lease.turn_off()
@@ -77,7 +70,7 @@ def test_collection_that_somebody_else_turned_off_stays_off(fake, ours):
 
 
 @pytest.mark.parametrize("threshold", [(700, 10, 10), (0, 10, 10)])
-def test_what_the_program_does_to_collection_in_mid_fit_stays_so(fake, ours, threshold):
+def test_changes_of_the_program_in_mid_fit_stay(fake, ours, threshold):
     lease = hold(ours)
     fake.disable()
     fake.set_threshold(*threshold)
@@ -94,7 +87,7 @@ def test_thresholds_that_were_set_in_mid_fit_stay_and_are_noticed(fake, ours):
     assert fake.threshold == (50_000, 20, 20)
 
 
-def test_code_that_disables_collection_for_a_moment_leaves_it_as_it_was():
+def test_code_that_disables_collection_for_a_moment_changes_nothing():
     """As `timeit` does, in the middle of a fit."""
     lease = Lease(Collector())
     assert lease.turn_off()
@@ -107,7 +100,7 @@ def test_code_that_disables_collection_for_a_moment_leaves_it_as_it_was():
     assert gc.get_threshold()[0] != 0
 
 
-def test_what_somebody_else_froze_stays_frozen(fake, ours):
+def test_objects_that_the_program_froze_stay_frozen(fake, ours):
     fake.freeze()
     lease = Lease(ours)
     lease.freeze()
@@ -116,7 +109,7 @@ def test_what_somebody_else_froze_stays_frozen(fake, ours):
     assert fake.frozen == 5000
 
 
-def test_what_an_interpreter_froze_for_itself_is_nobodys_plan(fake, ours):
+def test_objects_that_the_interpreter_froze_are_no_plan_of_the_program(fake, ours):
     fake.frozen = 400
     lease = Lease(ours)
     lease.freeze()
@@ -125,7 +118,7 @@ def test_what_an_interpreter_froze_for_itself_is_nobodys_plan(fake, ours):
     assert fake.frozen == 0
 
 
-def test_what_the_program_freezes_on_top_is_left_to_it(fake, ours):
+def test_objects_that_the_program_freezes_on_top_stay_frozen(fake, ours):
     lease = hold(ours)
     fake.alive = 3
     fake.freeze()
@@ -146,7 +139,7 @@ def test_the_real_collector_tells_a_freeze_on_top_from_none():
         gc.unfreeze()
 
 
-def test_a_collection_of_one_fit_counts_for_the_others(fake, ours):
+def test_a_collection_of_a_fit_counts_for_the_others(fake, ours):
     one, other = hold(ours), hold(ours)
     for _ in range(5):
         one.collect(FULL)
@@ -157,7 +150,7 @@ def test_a_collection_of_one_fit_counts_for_the_others(fake, ours):
     assert fake.collected[5:] == [1]
 
 
-def test_collections_of_fits_before_count_for_none_that_comes_later(fake, ours):
+def test_collections_of_earlier_fits_count_for_no_later_fit(fake, ours):
     earlier = hold(ours)
     earlier.collect(FULL)
     earlier.let_go()
@@ -182,7 +175,7 @@ def test_a_collection_says_whose_it_is(fake, ours):
     assert (seen, ours.reason) == (["startup", "schedule"], None)
 
 
-def test_a_fit_whose_steps_stop_gives_the_collector_back_after_a_while(fake, ours):
+def test_a_fit_without_further_steps_gives_the_collector_back(fake, ours):
     found, going = fake.state, Going(longest=0.1)
     lease = hold(ours, going)
     for second in range(3):
@@ -207,7 +200,7 @@ def test_longer_steps_and_evaluations_are_waited_for_longer(ours, longest, aside
     assert not ours.tick(patience)
 
 
-def test_a_freed_fit_is_abandoned_at_once_and_the_others_go_on_frozen(fake, ours):
+def test_a_freed_fit_is_abandoned_and_the_others_go_on_frozen(fake, ours):
     hold(ours, lambda: None)
     going = hold(ours)
     assert ours.tick(0.0)
@@ -225,7 +218,7 @@ def test_a_fit_that_holds_the_collector_and_stops_is_collected_once(fake, ours):
 
 @pytest.mark.parametrize("function", ["set_threshold", "freeze", "unfreeze", "get_objects"])
 @pytest.mark.parametrize("after", [False, True])
-def test_an_interrupt_leaves_nothing_that_the_watchdog_does_not_mend(fake, ours, monkeypatch, function, after):
+def test_the_watchdog_mends_the_state_after_an_interrupt(fake, ours, monkeypatch, function, after):
     found, going = fake.state, Going()
     real = getattr(fake, function)
 
@@ -250,27 +243,6 @@ def _go_through(lease):
     lease.let_go()
 
 
-def test_leases_in_threads_share_the_collector(fake, ours):
-    found = fake.state
-    inside, through = threading.Barrier(3), threading.Event()
-
-    def fit():
-        lease = hold(ours)
-        inside.wait(60)
-        through.wait(60)
-        lease.let_go()
-
-    threads = [threading.Thread(target=fit) for _ in range(2)]
-    for thread in threads:
-        thread.start()
-    inside.wait(60)
-    assert fake.state[:2] == (False, True)
-    through.set()
-    for thread in threads:
-        thread.join(60)
-    assert fake.state == found
-
-
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="nothing is forked on this system")
 def test_a_forked_child_collects_by_itself_and_is_part_of_no_fit():
@@ -286,26 +258,6 @@ def test_a_forked_child_collects_by_itself_and_is_part_of_no_fit():
     finally:
         lease.let_go()
     assert gc.get_threshold()[0] != 0
-
-
-EXITS = """
-    import atexit, gc, weakref
-    atexit.register(lambda: print(gc.get_threshold()[0] > 0, gc.get_freeze_count() < 1000))
-    from perf_callbacks.kernel.process.collector import COLLECTOR, Lease
-    class Fit: pass
-    fit, lease = Fit(), Lease(COLLECTOR)
-    weakref.finalize(fit, lease.let_go)
-    assert lease.turn_off() and not gc.get_threshold()[0]
-    lease.freeze()
-    assert gc.get_freeze_count() >= 1000
-"""
-
-
-def test_at_interpreter_exit_everything_is_as_it_was_found():
-    command = [sys.executable, "-c", textwrap.dedent(EXITS)]
-    environ = {**os.environ, "PYTHONPATH": str(SOURCE)}
-    done = subprocess.run(command, env=environ, capture_output=True, text=True, check=False, timeout=280)
-    assert (done.stdout, done.stderr) == ("True True\n", "")
 
 
 def test_the_watchdog_is_not_asked_with_the_lock_held(fake, ours, monkeypatch):

@@ -57,8 +57,7 @@ def chosen(facts, mode):
     return None if cpus is None else ranges(cpus)
 
 
-@pytest.mark.parametrize("mode", ["auto", "node"])
-@pytest.mark.parametrize("topology", TOPOLOGIES, ids=lambda topology: topology.name)
+@each_row(("topology", "mode"), [(topology, mode) for topology in TOPOLOGIES for mode in ("auto", "node")])
 def test_each_rank_runs_near_its_gpu(on, topology, mode):
     found = []
     every = devices(topology)
@@ -76,7 +75,7 @@ def test_each_rank_runs_near_its_gpu(on, topology, mode):
     assert found == NODE[topology.name]
 
 
-@pytest.mark.parametrize("topology", TOPOLOGIES, ids=lambda topology: topology.name)
+@each_row("topology", TOPOLOGIES)
 def test_a_gpu_that_tells_its_uuid_alone_is_found_by_nvml(on, topology):
     found = [chosen(on(topology, "node", gpu, place, pci=False), "node") for gpu, place in devices(topology)]
     assert found == ([None] * len(found) if topology.instances else NODE[topology.name])
@@ -244,6 +243,6 @@ def test_a_gpu_that_nvml_lost_is_left_out(monkeypatch):
     assert len(inventory().gpus) == 7
 
 
-def test_the_installed_nvml_has_the_names_of_the_faked_one():
+def test_the_installed_nvml_has_the_names_of_the_fake():
     faked = {name for name in vars(nvml(BY_NAME["GH200"])) if name.startswith(("nvml", "NVML"))}
     assert faked <= {*dir(importlib.import_module("pynvml"))}

@@ -65,7 +65,7 @@ intr 7 0 0
 
 
 @pytest.mark.parametrize(("cpus", "seconds"), [({0}, 150), ({0, 12}, 260), ({0, 3}, None), ({1, 3}, None), ((), None)])
-def test_idle_cpus_are_those_of_the_mask(tmp_path, monkeypatch, cpus, seconds):
+def test_idle_cpus_are_counted_within_the_mask(tmp_path, monkeypatch, cpus, seconds):
     monkeypatch.setattr(os, "sysconf", {"SC_CLK_TCK": 1}.__getitem__)
     (tmp_path / "proc").mkdir()
     (tmp_path / "proc/stat").write_text(STAT)

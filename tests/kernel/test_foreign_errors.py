@@ -105,13 +105,13 @@ def fails_while_it_handles():
 
 
 @pytest.mark.parametrize("handler", HANDLERS)
-def test_what_a_handler_raises_passes_a_guard(handled, handler):
+def test_an_error_of_a_handler_passes_a_guard(handled, handler):
     handled(HANDLERS[handler])
     with pytest.raises(PreemptError):
         guarded(deep_within)
 
 
-def test_what_was_made_from_a_handlers_error_passes_as_that_error(handled):
+def test_an_error_from_an_error_of_a_handler_passes(handled):
     handled(raises)
     with pytest.raises(PreemptError):
         guarded(wraps_errors)
@@ -123,13 +123,13 @@ def test_an_error_that_is_its_own_cause_is_no_handlers():
     assert of_handler(error) is None
 
 
-def test_what_fails_while_it_handles_a_handlers_error_passes_as_that_error(handled):
+def test_an_error_in_handling_an_error_of_a_handler_passes(handled):
     handled(raises)
     with pytest.raises(PreemptError):
         guarded(fails_while_it_handles)
 
 
-def test_an_error_of_ours_ends_in_a_guard_while_the_program_handles_one(handled):
+def test_an_error_of_ours_in_an_except_block_of_the_program_stays_guarded(handled):
     handled(raises)
     try:
         deep_within()
@@ -199,7 +199,7 @@ def lets_pass(guard):
     return bool(called & LETS_PASS) or any(isinstance(node, ast.Raise) for node in ast.walk(guard))
 
 
-def test_every_guard_lets_what_a_handler_raised_pass():
+def test_every_guard_lets_an_error_of_a_handler_pass():
     found = {}
     for path in SRC.rglob("*.py"):
         name = path.relative_to(SRC).as_posix()

@@ -2,6 +2,8 @@
 
 import contextlib
 import itertools
+import os
+import signal
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -138,3 +140,35 @@ def test_a_wish_that_refers_to_its_fit_keeps_the_claim():
     owner.wish(fit, fit)
     del fit
     assert owner.tick(0.0)
+
+
+@pytest.mark.parametrize("end", ["claim", "release"])
+def test_an_interrupted_change_is_finished_by_the_watchdog(end, monkeypatch):
+    lamp, fit = Lamp(), Fit()
+    if end == "release":
+        lamp.wish(fit, 2)
+    with monkeypatch.context() as patch:
+
+        def interrupted():
+            raise KeyboardInterrupt
+
+        patch.setattr(lamp, "_arrange", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            CALLS[end](lamp, fit)
+    assert lamp.tick(0.0) is (end == "claim")
+    assert lamp.bright == (2 if end == "claim" else 0)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="nothing is forked on this system")
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+def test_a_forked_child_does_not_wait_for_a_thread_that_it_lacks():
+    lamp = Lamp()
+    with Busy(lamp):
+        child = os.fork()
+        if not child:
+            signal.signal(signal.SIGALRM, signal.SIG_DFL)  # no handler of the test runner
+            signal.alarm(5)
+            lamp.release(Fit())
+            os._exit(0)
+        _, status = os.waitpid(child, 0)
+    assert status == 0

@@ -14,6 +14,7 @@ from torch.distributed import _functional_collectives as functional
 from perf_callbacks.kernel.engine.marks import BACK, BEGIN, END, WAIT
 from perf_callbacks.kernel.engine.stages import STAGES, Stage
 from perf_callbacks.kernel.engine.tape import Tape
+from perf_callbacks.kernel.process.patches import Patches
 from perf_callbacks.kernel.process.waits import WAITS, in_compiled_code
 
 WORK = torch._C._distributed_c10d.Work
@@ -191,14 +192,14 @@ def test_a_wait_leaves_its_stage_but_for_backward_and_work_outside_of_steps(stag
 
 def test_an_interrupted_replacement_is_finished_and_undone_by_the_next_call(group, monkeypatch):
     before, interrupts = vars(WORK)["wait"], [KeyboardInterrupt]
-    replace = type(WAITS._patches).replace
+    replace = Patches.replace
 
     def interrupted(patches, owner, name, make):
         if name == "synchronize" and interrupts:
             raise interrupts.pop()
         replace(patches, owner, name, make)
 
-    monkeypatch.setattr(type(WAITS._patches), "replace", interrupted)
+    monkeypatch.setattr(Patches, "replace", interrupted)
     token, tape = Token(), Tape()
     tape.begin(0.0)
     with pytest.raises(KeyboardInterrupt):
@@ -208,4 +209,3 @@ def test_an_interrupted_replacement_is_finished_and_undone_by_the_next_call(grou
     assert marks(tape) == [WAIT, BACK]
     WAITS.release(token)
     assert vars(WORK)["wait"] is before
-    assert not WAITS._installed

@@ -20,6 +20,10 @@ class Ticked:
         return self._ticks is None or len(self.seen) < self._ticks
 
 
+def thread_of(dog):
+    return next(thread for thread in threading.enumerate() if thread.native_id == dog.thread_id)
+
+
 @pytest.fixture
 def now():
     return [0.0]
@@ -32,8 +36,8 @@ def dog(now):
 
 def test_everything_watched_is_ticked_for_until_it_needs_no_more(dog, now):
     long, short = Ticked(), Ticked(ticks=2)
-    for one in (long, short, long):
-        dog.watch(one)
+    for ticked in (long, short, long):
+        dog.watch(ticked)
     for second in range(4):
         now[0] = float(second)
         assert dog.tick()
@@ -66,24 +70,22 @@ def test_a_tick_that_fails_is_the_last_and_the_others_go_on(dog):
 
 def test_the_thread_ticks_by_itself_and_ends_when_nothing_is_left(monkeypatch):
     monkeypatch.setattr(watchdog, "PERIOD_SECONDS", 0.001)
-    ticked = threading.Event()
+    ticked, threads = threading.Event(), []
 
     class Once:
         def tick(self, _now):
+            threads.append(threading.current_thread())
             ticked.set()
             return False
 
     dog, once = Watchdog(), Once()
-    dog.watch(once)
-    thread = dog._thread
-    assert ticked.wait(60)
-    thread.join(60)
-    assert not thread.is_alive()
-    dog.watch(once)  # and begins anew
-    again = dog._thread  # None if it has ended already
-    dog.stop()
-    assert again is not thread
-    assert again is None or not again.is_alive()
+    for _ in range(2):  # it begins anew
+        dog.watch(once)
+        assert ticked.wait(60)
+        threads[-1].join(60)
+        assert not threads[-1].is_alive()
+        ticked.clear()
+    assert threads[0] is not threads[1]
 
 
 def test_without_threads_nothing_is_ticked_for_until_a_later_call(monkeypatch):
@@ -94,9 +96,9 @@ def test_without_threads_nothing_is_ticked_for_until_a_later_call(monkeypatch):
     with monkeypatch.context() as patches:
         patches.setattr(threading.Thread, "start", refuse)
         dog.watch(watched)
-    assert dog._thread is None
+    assert dog.thread_id is None
     dog.watch(watched)
-    assert dog._thread.is_alive()
+    assert thread_of(dog).is_alive()
     dog.stop()
 
 
@@ -111,7 +113,7 @@ def test_the_thread_ends_as_soon_as_the_last_is_said_to_have_ended(monkeypatch):
 
     fit = Fit()
     dog.watch(fit)
-    thread = dog._thread
+    thread = thread_of(dog)
     dog.hurry()
     going[0] = False
     dog.hurry()
@@ -142,7 +144,7 @@ def test_the_thread_ends_with_the_last_fit_even_within_a_tick(monkeypatch):
     fit = Fit()
     dog.watch(fit)
     dog._ticked = Ticks()
-    thread = dog._thread
+    thread = thread_of(dog)
     dog._wake.set()
     assert begun.wait(60)
     going[0] = False
@@ -160,15 +162,15 @@ def test_a_forked_child_watches_nothing_and_may_begin_anew():
     dog.watch(watched)
     child = os.fork()
     if child == 0:
-        alone = dog._thread is None and not dog._watched
+        alone = dog.thread_id is None and not dog.tick()
         dog.watch(watched)
-        os._exit(0 if alone and dog._thread.is_alive() else 1)
+        os._exit(0 if alone and thread_of(dog).is_alive() else 1)
     assert os.waitpid(child, 0)[1] == 0
     dog.stop()
     gc.collect(0)
 
 
-def test_one_that_asks_anew_in_the_midst_of_its_last_tick_is_heard(dog):
+def test_a_request_in_the_midst_of_the_last_tick_is_heard(dog):
     class Asking(Ticked):
         def tick(self, now):
             dog.watch(self)  # as another thread may, once the answer is known

@@ -218,7 +218,7 @@ class LightningHooks(CallbackBase):
             device=trainer.strategy.root_device,
             rank=trainer.global_rank,
             world_size=trainer.world_size,
-            data_parallel=_data_parallel(trainer),
+            data_parallel=data_parallel_of(trainer),
             step=steps_done(trainer),
             carried=carried,
             restore_seconds=self._restore_seconds,
@@ -284,7 +284,7 @@ def _objects(trainer: Any) -> TrainingObjects:
     )
 
 
-def _data_parallel(trainer: Any) -> int | None:
+def data_parallel_of(trainer: Any) -> int | None:
     replicas = None
     with guard(let_pass):  # a single process has none, and a strategy of the user's own may answer as it likes
         replicas = trainer.strategy.distributed_sampler_kwargs["num_replicas"]

@@ -30,7 +30,7 @@ FULL = 2
 ASIDE_PATIENCE = 6  # times as long may a fit in an evaluation or a checkpoint be without steps
 
 _FREEZING = object()
-"""`Collector._frozen` during a freeze, and after an interrupt of the freeze."""
+"""`Collector.frozen_mark` during a freeze, and after an interrupt of the freeze."""
 
 
 Progress = Callable[[], tuple[int, float] | None]
@@ -139,7 +139,7 @@ class Collector(Owner[Lease]):
         self._claims.clear()
         self.off: set[Lease] = set()
         self._found: tuple[int, int, int] | None = None  # thresholds, while automatic collection is off
-        self._frozen: object | None = None  # a list made after our freeze; a later freeze would freeze the list too
+        self.frozen_mark: object | None = None  # a list made after our freeze; a later freeze would freeze the list too
         self.collections = self.fulls = 0
         """Scheduled collections of all fits so far; `fulls` of them are full."""
         self.reason: str | None = None
@@ -163,7 +163,7 @@ class Collector(Owner[Lease]):
     @property
     def frozen(self) -> int:
         """Objects that other code froze. Counting half a million takes tens of milliseconds."""
-        return 0 if self._frozen is not None else gc.get_freeze_count()
+        return 0 if self.frozen_mark is not None else gc.get_freeze_count()
 
     @property
     def overruled(self) -> bool:
@@ -187,10 +187,10 @@ class Collector(Owner[Lease]):
     def freeze(self, lease: Lease) -> None:
         self._hold(lease)
         with self._lock:
-            if self._frozen is None and self.frozen < OWN_FROZEN:
-                self._frozen = _FREEZING
+            if self.frozen_mark is None and self.frozen < OWN_FROZEN:
+                self.frozen_mark = _FREEZING
                 gc.freeze()
-                self._frozen = []
+                self.frozen_mark = []
 
     @contextmanager
     def collecting(self, why: str) -> Iterator[None]:
@@ -207,7 +207,7 @@ class Collector(Owner[Lease]):
             for lease in idle:
                 lease.abandoned = True
                 self._claims.pop(ref(lease), None)
-            frozen = self._frozen is not None
+            frozen = self.frozen_mark is not None
             if idle and frozen:
                 self._unfreeze()  # the garbage of the abandoned fits is among the frozen objects
             self.reconcile()
@@ -229,7 +229,7 @@ class Collector(Owner[Lease]):
         self.off &= self.held
         if not self.off:
             self._resume()
-        if not self._claims and self._frozen is not None:
+        if not self._claims and self.frozen_mark is not None:
             self._unfreeze()
 
     def _resume(self) -> None:
@@ -241,10 +241,10 @@ class Collector(Owner[Lease]):
 
     def _unfreeze(self) -> None:
         """If other code froze more objects after the fit did, all objects stay frozen."""
-        mark = self._frozen
+        mark = self.frozen_mark
         if mark is _FREEZING or any(item is mark for item in gc.get_objects()):
             gc.unfreeze()
-        self._frozen = None
+        self.frozen_mark = None
 
     def _forked(self) -> None:
         """Frozen objects stay frozen in a forked child, because their pages are shared."""

@@ -32,8 +32,8 @@ class GcObserver:
 
     def install(self) -> None:
         """Idempotent."""
-        if self._on_gc not in gc.callbacks:
-            gc.callbacks.append(self._on_gc)
+        if self.on_gc not in gc.callbacks:
+            gc.callbacks.append(self.on_gc)
         if self not in COLLECTOR.observers:
             COLLECTOR.observers.append(self)
 
@@ -41,13 +41,13 @@ class GcObserver:
         """Idempotent."""
         if self in COLLECTOR.observers:
             COLLECTOR.observers.remove(self)
-        if self._on_gc in gc.callbacks:
-            gc.callbacks.remove(self._on_gc)
+        if self.on_gc in gc.callbacks:
+            gc.callbacks.remove(self.on_gc)
 
     @contextmanager
     def timing(self, generation: int) -> Iterator[Callable[[int], None]]:
         """Time a collection that a fit makes. Meanwhile, our callback is not in `gc.callbacks`."""
-        place = gc.callbacks.index(self._on_gc) if self._on_gc in gc.callbacks else None
+        place = gc.callbacks.index(self.on_gc) if self.on_gc in gc.callbacks else None
         made, start, reason = gc.get_count()[0], self._clock(), COLLECTOR.reason
 
         def ended(garbage: int) -> None:
@@ -60,10 +60,10 @@ class GcObserver:
                 del gc.callbacks[place]
             yield ended
         finally:
-            if place is not None and self in COLLECTOR.observers and self._on_gc not in gc.callbacks:
-                gc.callbacks.insert(place, self._on_gc)
+            if place is not None and self in COLLECTOR.observers and self.on_gc not in gc.callbacks:
+                gc.callbacks.insert(place, self.on_gc)
 
-    def _on_gc(self, phase: str, info: Mapping[str, int]) -> None:
+    def on_gc(self, phase: str, info: Mapping[str, int]) -> None:
         if phase == "start":
             threshold = gc.get_threshold()[0]
             self._automatic = threshold != 0 and gc.isenabled() and gc.get_count()[0] > threshold
