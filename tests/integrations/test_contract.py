@@ -230,13 +230,16 @@ class Hearing(Observer):
     due = 0
 
     def __init__(self):
-        self.steps, self.spans, self.ends = [], set(), 0
+        self.steps, self.spans, self.exhausted, self.ends = [], set(), [], 0
 
     def step_ended(self, step):
         self.steps.append(step)
 
     def span_began(self, kind, step):
         self.spans.add((kind, step))
+
+    def loader_left(self, *, exhausted):
+        self.exhausted.append(exhausted)
 
     def closed(self):
         self.ends += 1
@@ -284,6 +287,7 @@ def test_the_same_script_leaves_the_same_records(  # noqa: PLR0917 fixtures
     assert recorded[: len(spans)] == spans
     assert set(recorded[len(spans) :]) <= {("checkpoint", STEPS)}  # a trainer saves once more at the end
     assert (feature.steps, feature.spans, feature.ends) == ([*range(1, STEPS + 1)], {*recorded}, 1)
+    assert feature.exhausted == ([True, True, False] if door in {"loop", "accelerate"} else [])
 
     included = [number for number in range(1, STEPS + 1) if number not in excluded]
     assert_rows(records(tmp_path, Row), found, included, averaged=door != "loop")
