@@ -113,6 +113,6 @@ def test_a_command_that_trains_in_a_process_of_its_own(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("first", ["from transformers import Trainer", "from accelerate import Accelerator"])
-def test_whatever_is_imported_first(tmp_path, first):
+def test_any_framework_may_be_imported_first(tmp_path, first):
     (tmp_path / "order.py").write_text(first + ORDER + "import perf_callbacks.session")
     assert program(tmp_path, *RUN, "order.py") == "CallbackHandler.on_init_end\nAccelerator.__init__\n"
