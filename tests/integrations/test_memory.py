@@ -1,6 +1,7 @@
 """Parts of memory against what is known of the model, and the use of the machine, second by second of the test."""
 
 import gc
+import itertools
 from contextlib import suppress
 from dataclasses import replace
 from types import SimpleNamespace
@@ -13,7 +14,6 @@ from metric_keys import needing
 from nvml_stub import INSTANCE, load, uuid
 from torch import nn
 from torch.optim import optimizer as optimizers
-from torch.utils.checkpoint import checkpoint
 
 from perf_callbacks import PerfConfig
 from perf_callbacks.journal import Memory, Use
@@ -70,17 +70,6 @@ class Wasteful(nn.Module):
         return result + rows.detach().repeat(100, 1).sum()
 
 
-class Checkpointed(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.layers = a_model()
-
-    def forward(self, rows):
-        for layer in self.layers:
-            rows = checkpoint(layer, rows, use_reentrant=False)
-        return rows
-
-
 def train(directory, model, optimizer, batch, *, steps=4, after_step=lambda _: None, **config):
     config = PerfConfig(output_dir=str(directory), **config)
     with measure(model=model, optimizer=optimizer, loader=[batch] * steps, config=config) as perf:
@@ -112,7 +101,6 @@ def frozen(model):
 
 CASES = {
     # model, optimizer, batch: weights, gradients, state, activations
-    "momentum": (a_model, sgd, None, (ALL, ALL, ALL, LAYERS * RESULT)),
     "adam": (a_model, adam, None, (ALL, ALL, 2 * ALL, LAYERS * RESULT)),
     # of the frozen half, only the result of the second layer is needed
     "frozen": (lambda: frozen(a_model()), adam, None, (ALL, ALL - 3 * LAYER, 2 * (ALL - 3 * LAYER), 2 * RESULT)),
@@ -123,8 +111,6 @@ CASES = {
         torch.ones(ROWS, WIDTH).bfloat16(),
         (ALL / 2, ALL / 2, ALL, LAYERS * RESULT / 2),
     ),
-    # inputs of the layers and of the activation functions
-    "checkpointed": (Checkpointed, sgd, None, (ALL, ALL, ALL, 2 * LAYERS * RESULT)),
 }
 
 
@@ -512,22 +498,16 @@ def test_without_an_allocator_a_row_has_no_memory(tmp_path):
     assert not [row for row in rows if needing(GPU) & row.keys()]
 
 
-class Leaky:
-    """Memory by the minute: resident, and its anonymous part."""
-
-    def __init__(self, grows_by, anonymous_by):
-        self.minute, self.grows_by, self.anonymous_by = -1, grows_by, anonymous_by
-
-    def __call__(self):
-        self.minute += 1
-        size = 10**9 + self.minute * self.grows_by
-        own = None if self.anonymous_by is None else 10**9 + self.minute * self.anonymous_by
-        return Processes(cpu_seconds=0.0, resident_bytes=size, anonymous_bytes=own, read_bytes=None)
-
-
 @pytest.mark.parametrize(("grows_by", "anonymous_by"), [(0, 0), (10**7, 10**7), (10**7, 0), (10**7, None)])
 def test_a_leak_is_a_finding_and_a_clean_run_has_none(tmp_path, ticks, monkeypatch, grows_by, anonymous_by):
-    used(monkeypatch, Leaky(grows_by, anonymous_by))
+    def readings():
+        for minute in itertools.count():
+            own = None if anonymous_by is None else 10**9 + minute * anonymous_by
+            yield Processes(
+                cpu_seconds=0.0, resident_bytes=10**9 + minute * grows_by, anonymous_bytes=own, read_bytes=None
+            )
+
+    used(monkeypatch, readings().__next__)
     summary = train_ten_seconds_a_step(tmp_path, ticks, steps=30)
     assert summary.memory.resident_gb_per_hour == pytest.approx(grows_by / GB * 360)
     found = [finding for finding in summary.findings if finding.cause == "memory"]

@@ -14,10 +14,7 @@ from jobs import IMPORTS
 from short_trainings import loop, trainer
 from waiting import until
 
-from perf_callbacks import ConfigError
-from perf_callbacks.lightning import PerfCallback as LightningCallback
 from perf_callbacks.notifications import sender
-from perf_callbacks.transformers import PerfCallback as HuggingFaceCallback
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="on_event runs no command on Windows, and says so")
 
@@ -93,12 +90,6 @@ def test_the_script_of_the_page_appends_sentences(tmp_path, monkeypatch):
     loop(tmp_path, lambda _: None)
     until((tmp_path / "events.txt").exists)
     until(lambda: ": ended after step 8 and " in (tmp_path / "events.txt").read_text(encoding="utf-8"))
-
-
-def test_no_integration_takes_a_command_as_an_argument():
-    for make in (HuggingFaceCallback, LightningCallback):
-        with pytest.raises(ConfigError, match="on_event is set by the environment alone"):
-            make(on_event="notify.sh")
 
 
 @pytest.mark.slow
