@@ -8,6 +8,7 @@ import io
 import pickle
 import weakref
 from contextlib import nullcontext
+from pathlib import Path
 from types import SimpleNamespace
 
 import attempts
@@ -18,6 +19,7 @@ from attempts import numbers, opened, saved, totals
 from metric_keys import MAIN, of_run
 from places import lightning_trainer
 from places.sleep import SLOW, Sleep
+from rows import each_row
 from tiny import records, steps
 
 from perf_callbacks import PerfConfig
@@ -290,57 +292,39 @@ def test_a_logger_that_fails_for_us_costs_the_measuring_and_not_the_run(tmp_path
     assert messages(caplog) == ["perf_callbacks stopped measuring, training goes on: StopIteration."]
 
 
-def of_its_own(**properties):
-    """A logger that writes nothing, and says where that would be."""
-
-    def make(_kinds, _directory):
-        from lightning.pytorch.loggers.logger import DummyLogger
-
-        return type("Own", (DummyLogger,), {name: property(answer) for name, answer in properties.items()})()
-
-    return make
+def test_the_journal_lies_where_the_logger_writes(tmp_path):
+    fit(tmp_path / "root", logger=tiny_lightning.tree().CSVLogger(tmp_path, "a"), rows=8, flops="off", max_steps=2)
+    assert [*tmp_path.rglob("*.jsonl")] == [tmp_path / "a" / "version_0" / "perf_callbacks" / "rank0.jsonl"]
 
 
-def refuse(_logger):
-    raise RuntimeError("no")
+class Refusing:
+    save_dir = None
+
+    @property
+    def log_dir(self):
+        raise RuntimeError("no")
 
 
-LOGGERS = {
-    "CSV": (lambda kinds, directory: kinds.CSVLogger(directory / "csv"), "csv/lightning_logs/version_0"),
-    "TensorBoard": (lambda kinds, directory: kinds.TensorBoardLogger(directory / "tb", "name"), "tb/name/version_0"),
-    "the first of two": (
-        lambda kinds, directory: [kinds.CSVLogger(directory / "csv", "a"), kinds.TensorBoardLogger(directory / "tb")],
-        "csv/a/version_0",
-    ),
-    "with a save_dir": (of_its_own(save_dir=lambda logger: "saved"), "saved"),
-    "elsewhere in the network": (of_its_own(save_dir=lambda logger: "s3://bucket/saved"), "root"),
-    "that does not say": (of_its_own(log_dir=refuse, save_dir=lambda logger: None), "root"),
-    "none": (lambda kinds, directory: False, "root"),
-}
+LOGGERS = [
+    ([SimpleNamespace(log_dir="logs", save_dir="saved")], "logs"),
+    ([SimpleNamespace(log_dir="first"), SimpleNamespace(log_dir="second")], "first"),
+    ([SimpleNamespace(save_dir="saved")], "saved"),
+    ([SimpleNamespace(save_dir="s3://bucket/saved")], "root"),
+    ([Refusing()], "root"),
+    ([Refusing(), SimpleNamespace(log_dir="second")], "second"),
+    ([], "root"),
+]
 
 
-@pytest.mark.parametrize("case", LOGGERS)
-def test_the_journal_lies_where_the_logger_writes(tmp_path, monkeypatch, case):
-    make, where = LOGGERS[case]
-    monkeypatch.chdir(tmp_path)
-    fit(tmp_path / "root", logger=make(tiny_lightning.tree(), tmp_path), rows=8, flops="off", max_steps=2)
-    assert list(tmp_path.rglob("*.jsonl")) == [tmp_path / where / "perf_callbacks" / "rank0.jsonl"]
+@each_row("loggers directory", LOGGERS)
+def test_the_journal_lies_in_the_first_local_directory_of_a_logger(loggers, directory):
+    trainer = SimpleNamespace(loggers=loggers, global_rank=0, default_root_dir="root")
+    assert journal_directory(trainer) == Path(directory)
 
 
-def test_only_rank_0_asks_its_loggers(tmp_path):
-    """On the others a version may differ, and to ask the trainer would be a collective call."""
-
-    class Asked:
-        default_root_dir = tmp_path
-
-        def __init__(self, rank):
-            self.global_rank = rank
-
-        @property
-        def loggers(self):
-            return [SimpleNamespace(save_dir=tmp_path / "saved")]
-
-    assert [journal_directory(Asked(rank)) for rank in (0, 1)] == [tmp_path / "saved", tmp_path]
+def test_other_ranks_ask_no_logger():
+    """On these a version may differ, and to ask the trainer would be a collective call."""
+    assert journal_directory(SimpleNamespace(global_rank=1, default_root_dir="root")) == Path("root")
 
 
 def test_rows_are_logged_where_another_callback_saves_before_our_turn(tmp_path):
@@ -401,59 +385,32 @@ def test_a_trainer_that_never_logs_has_no_steps_between_log_lines(tmp_path, monk
     assert ours.summary.failure is None
 
 
-@pytest.fixture
-def sleep(clock):
-    return Sleep(clock.sleep)
-
-
-class PlainIterator:
-    """An iterable that is no loader, and has no length."""
-
-    def __init__(self, loader):
-        self.loader = loader
+class Slow(tiny_lightning.Numbers, torch.utils.data.IterableDataset):
+    __len__ = None
 
     def __iter__(self):
-        return iter(self.loader)
+        self.sleep()
+        return iter([self[index] for index in range(self.rows)])
 
 
-def iterated(directory, sleep, change):
-    training = sleep.training = lightning_trainer.Training(
-        directory, None, steps=7, evaluate=None, save=None, flops="off"
-    )
-    change(training)
-    training.run()
-    return {step["step"]: step for step in steps(directory)}
-
-
-def test_the_wait_for_an_iterator_is_data(tmp_path, sleep):
-    """Lightning fetches one batch ahead: the step before waits for a slow row."""
-
-    def change(training):
+@pytest.mark.parametrize("made", ["once", "in each epoch"])
+def test_the_wait_for_an_iterator_is_data(tmp_path, clock, made):
+    sleep = Sleep(clock.sleep, SLOW if made == "once" else (3, 5, 7))
+    training = lightning_trainer.Training(tmp_path, None, steps=7, evaluate=None, save=None, flops="off")
+    sleep.training = training
+    if made == "once":
         lightning_trainer.item(training, sleep)
-        training.loader = PlainIterator(training.loader)
-
-    found = iterated(tmp_path, sleep, change)
-    assert sleep.slept.keys() == {*SLOW}
+        batches = training.loader
+        training.loader = type("Iterable", (), {"__iter__": lambda _: iter(batches)})()  # no loader, and no length
+    else:
+        rows = Slow(16)
+        rows.sleep, training.loader = sleep, torch.utils.data.DataLoader(rows, batch_size=4)
+    training.run()
+    done = steps(tmp_path)
+    assert sleep.slept.keys() == {*sleep.steps}  # Lightning fetches a batch ahead: the step before waits for its rows
+    assert {step["step"] for step in done if step["data_time"]} == {*sleep.steps}
     for name in ("data_time", "step_time"):
-        assert sum(step[name] for step in found.values()) == pytest.approx(sum(sleep.slept.values()))
-
-
-def test_an_iterator_made_between_epochs_is_data(tmp_path, sleep):
-    class Slow(tiny_lightning.Numbers, torch.utils.data.IterableDataset):
-        __len__ = None
-
-        def __iter__(self):
-            sleep()
-            return iter([self[index] for index in range(self.rows)])
-
-    def change(training):
-        training.loader = torch.utils.data.DataLoader(Slow(16), batch_size=4)
-
-    sleep.steps = (3, 5, 7)
-    found = iterated(tmp_path, sleep, change)
-    assert sleep.slept.keys() == {3, 5, 7}
-    assert {number for number, step in found.items() if step["data_time"]} == {3, 5, 7}
-    assert sum(step["step_time"] for step in found.values()) == pytest.approx(sum(sleep.slept.values()))
+        assert sum(step[name] for step in done) == pytest.approx(sum(sleep.slept.values()))
 
 
 @pytest.mark.parametrize("fails", [False, True])
@@ -668,6 +625,7 @@ def run(tmp_path, monkeypatch):
 
 @BOTH
 def test_a_fit_is_configured_from_yaml(tmp_path, run, of):
+    assert run("null", of).trainer.global_step == 3
     assert run("{gc_interval: 11, gc: observe, peak_tflops: bf16=989.5}", of).trainer.global_step == 3
     (opened,) = records(tmp_path, Run)
     assert (opened.config["gc_interval"], opened.config["gc"]) == (11, "observe")
@@ -685,7 +643,3 @@ def test_a_mistake_in_the_yaml_is_refused(tmp_path, run, capsys, config):
 def test_a_value_in_the_yaml_that_is_out_of_range_is_refused_in_our_words(run):
     with pytest.raises(ValueError, match="window: got 0, wanted a whole number from 1 on"):
         run("{window: 0}")
-
-
-def test_the_yaml_may_leave_the_configuration_out(run):
-    assert run("null").trainer.global_step == 3
