@@ -355,18 +355,6 @@ def test_zero_grad_keeps_its_signature_also_where_it_is_wrapped(tmp_path):
                 assert inspect.signature(method) == expected
 
 
-def test_a_plain_backward_and_an_own_loader_are_measured_where_possible(tmp_path):
-    accelerator = an_accelerator(tmp_path)
-    with attach(accelerator) as perf:
-        model = nn.Linear(4, 1)
-        model, optimizer = accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
-        for _ in range(4):
-            accelerator.backward(model(torch.ones(2, 4)).mean())
-            optimizer.step()
-    assert (perf.summary.steps, perf.summary.samples) == (4, None)
-    assert perf.summary.stage_seconds.keys() >= {"forward_time", "backward_time", "optimizer_time"}
-
-
 def test_where_nothing_was_prepared_a_sentence_says_so(tmp_path, caplog):
     accelerator = an_accelerator(tmp_path)
     attach(accelerator)
@@ -500,21 +488,6 @@ def test_an_accelerator_is_freed_with_its_last_reference(tmp_path):
     del perf
     gc.collect()
     assert [reference() for reference in gone] == [None] * 6
-
-
-def test_loaders_are_freed_with_their_accelerator_without_a_collection(tmp_path):
-    accelerator = an_accelerator(tmp_path)
-    attach(accelerator)
-    loader = accelerator.prepare_data_loader(DataLoader(range(8), batch_size=2))
-    iterator = iter(loader)
-    next(iterator)
-    gone = [weakref.ref(item) for item in (accelerator, loader)]
-    gc.disable()
-    try:
-        del accelerator, loader, iterator
-        assert [reference() for reference in gone] == [None, None]
-    finally:
-        gc.enable()
 
 
 def test_a_measured_accelerator_pickles_as_it_did(tmp_path):

@@ -224,26 +224,6 @@ def test_of_two_callbacks_only_the_first_measures(tmp_path, caplog):
     assert messages(caplog) == ["perf_callbacks: another PerfCallback measures this trainer, this one does nothing."]
 
 
-def test_a_callback_that_joins_late_is_not_left_out_of_the_start(tmp_path):
-    kinds, seen = tiny_lightning.tree(), []
-
-    class Late(kinds.Callback):
-        def on_train_start(self, trainer, pl_module):
-            seen.append("start")
-
-        def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
-            seen.append(batch_idx)
-
-    class Inviting(kinds.Callback):
-        def on_train_start(self, trainer, pl_module):
-            trainer.callbacks.append(Late())
-
-    _, trainer = fit(tmp_path, "Automatic", Inviting(), max_steps=2)
-    assert seen == ["start", 0, 1]
-    assert [type(callback).__name__ for callback in trainer.callbacks] == ["PerfCallback", "Inviting", "Late"]
-    assert type(trainer.callbacks) is list
-
-
 @BOTH
 def test_the_callback_can_be_pickled_before_and_during_a_fit(tmp_path, of):
     kinds, copies = tiny_lightning.tree(of), []
@@ -638,8 +618,3 @@ def test_a_mistake_in_the_yaml_is_refused(tmp_path, run, capsys, config):
     assert stopped.value.code == 2
     assert config.strip("{}").partition(":")[0] in capsys.readouterr().err
     assert not (tmp_path / "perf_callbacks").exists()
-
-
-def test_a_value_in_the_yaml_that_is_out_of_range_is_refused_in_our_words(run):
-    with pytest.raises(ValueError, match="window: got 0, wanted a whole number from 1 on"):
-        run("{window: 0}")

@@ -21,7 +21,7 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from perf_callbacks import PerfConfig
-from perf_callbacks.kernel.records.fit_records import Gc, Row, Run, Span, Steps, Summary as SummaryRecord
+from perf_callbacks.kernel.records.fit_records import Gc, Row, Run, Steps, Summary as SummaryRecord
 from perf_callbacks.loop import measure
 
 STAGES = ("data", "forward", "backward", "optimizer", "gc", "other")
@@ -211,23 +211,6 @@ def test_an_optimizer_that_calls_its_base_class_makes_a_single_step(tmp_path):
     torch.optim.SGD(Network().parameters())  # torch hooks `step` of every class that was made once
     model = Network()
     train(tmp_path, pairs(3), model=model, optimizer=Wrapping(model.parameters(), lr=0.1))
-    assert amounts(tmp_path) == [(4, None)] * 3
-
-
-def test_a_closure_that_runs_the_model_many_times_is_a_single_step(tmp_path):
-    model = Network()
-    optimizer = torch.optim.LBFGS(model.parameters(), max_iter=4)
-    config = PerfConfig(output_dir=str(tmp_path))
-    with measure(model=model, optimizer=optimizer, loader=pairs(3), config=config) as perf:
-        for batch in perf.loader:
-
-            def closure(batch=batch):
-                optimizer.zero_grad()
-                loss = squared_error(model, batch)
-                loss.backward()
-                return loss
-
-            optimizer.step(closure)
     assert amounts(tmp_path) == [(4, None)] * 3
 
 
@@ -527,16 +510,6 @@ def test_another_thread_does_not_disturb_the_stages(tmp_path, sleep, work, same)
     finally:
         done.set()
         thread.join()
-
-
-def test_an_evaluation_at_the_end_has_a_span(tmp_path, sleep):
-    def evaluate_last(_perf, model):
-        if sleep.training.step == 8:
-            predict(model.eval())
-
-    fit(tmp_path, Training, None, sleep, steps=7, after_step=evaluate_last)
-    (span,) = records(tmp_path, Span)
-    assert (span.kind, span.step) == ("evaluation", 7)
 
 
 @pytest.mark.parametrize(

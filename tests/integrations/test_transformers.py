@@ -16,10 +16,6 @@ from metric_keys import LOGGED, MAIN, ON_CPU, keys, needing, of_run
 from transformers import (
     PrinterCallback,
     ProgressCallback,
-    Seq2SeqTrainer,
-    Seq2SeqTrainingArguments,
-    T5Config,
-    T5ForConditionalGeneration,
     Trainer,
     TrainerCallback,
 )
@@ -92,18 +88,6 @@ def test_tensorboard_gets_the_metrics_at_the_step_of_the_loss(tmp_path, late):
         events = written.Scalars(f"train/{key}")
         assert tuple(event.step for event in events) == steps
         assert tuple(event.value for event in events) == pytest.approx(values)
-
-
-def test_a_sequence_to_sequence_trainer_logs_them_too(tmp_path):
-    model = T5ForConditionalGeneration(
-        T5Config(
-            vocab_size=tiny.VOCABULARY, d_model=8, d_kv=4, d_ff=8, num_layers=1, num_heads=2, decoder_start_token_id=0
-        )
-    )
-    arguments = tiny.training_arguments(tmp_path, kind=Seq2SeqTrainingArguments, max_steps=3)
-    trainer = tiny.trainer(arguments, PerfCallback(), kind=Seq2SeqTrainer, model=model)
-    assert perf(trainer.train().metrics).keys() == RUN
-    assert [step["tokens"] for step in tiny.steps(tmp_path)] == [64] * 3
 
 
 class Seen(TrainerCallback):
