@@ -262,10 +262,10 @@ def test_a_batch_counts_once_it_is_trained_on_and_an_evaluation_in_no_row(tmp_pa
     accelerator = an_accelerator(tmp_path)
     with attach(accelerator, PerfConfig(flops="off")) as perf:
         expected = loop(accelerator, *prepared(accelerator, rows_of_tokens(9), rows_of_tokens(5, batch_size=3)))
-    found = steps(tmp_path)
-    assert [step["samples"] for step in found] == expected
+    done = steps(tmp_path)
+    assert [step["samples"] for step in done] == expected
     assert perf.summary.samples == sum(expected)
-    excluded = {step["step"]: step["excluded"] for step in found if step["excluded"]}
+    excluded = {step["step"]: step["excluded"] for step in done if step["excluded"]}
     assert excluded == {1: "first", **dict.fromkeys(LOOPS[loop], "evaluation")}
 
 

@@ -37,7 +37,7 @@ def _armed(monkeypatch):
 
 
 @pytest.fixture
-def said(caplog):
+def messages(caplog):
     return lambda: [record.getMessage() for record in caplog.records if record.name == "perf_callbacks"]
 
 
@@ -54,12 +54,12 @@ class Reporter(TrainerCallback):
     pass
 
 
-def test_a_trainer_gets_a_callback_before_others_its_accelerator_none(tmp_path, said):
+def test_a_trainer_gets_a_callback_before_others_its_accelerator_none(tmp_path, messages):
     trainer = tiny.trainer(tiny.training_arguments(tmp_path, max_steps=3), Reporter())
     assert [type(callback) for callback in trainer.callback_handler.callbacks].index(ArmedCallback) == 0
     trainer.train()
     assert attached(trainer.accelerator) is None
-    assert (len(tiny.records(tmp_path, Run)), armed(trainer)[0].summary.steps, said()) == (1, 3, [])
+    assert (len(tiny.records(tmp_path, Run)), armed(trainer)[0].summary.steps, messages()) == (1, 3, [])
     assert "perf/step_time" in trainer.state.log_history[2]
 
 
@@ -96,13 +96,13 @@ def test_a_trainer_of_other_default_callbacks_gets_a_callback(tmp_path, monkeypa
 
 @pytest.mark.parametrize("enabled", [True, False])
 @pytest.mark.parametrize("later", [False, True], ids=["at once", "added later"])
-def test_an_explicit_callback_wins_without_a_word_also_if_it_is_off(tmp_path, said, later, enabled):
+def test_an_explicit_callback_wins_without_a_word_also_if_it_is_off(tmp_path, messages, later, enabled):
     explicit = PerfCallback(PerfConfig(gc="observe", enabled=enabled))
     trainer = tiny.trainer(tiny.training_arguments(tmp_path, max_steps=3), *([] if later else [explicit]))
     if later:
         trainer.add_callback(explicit)
     trainer.train()
-    assert (armed(trainer)[0].summary, said()) == (None, [])
+    assert (armed(trainer)[0].summary, messages()) == (None, [])
     assert (explicit.summary.steps if enabled else explicit.summary) == (3 if enabled else None)
     assert len([*tmp_path.rglob("rank0.jsonl")]) == enabled
 
@@ -141,7 +141,7 @@ def test_a_sweep_leaves_nothing_behind(tmp_path):
     assert [tiny.records(tmp_path / str(number), Summary)[0].steps for number in range(5)] == [2] * 5
 
 
-def test_a_loop_with_accelerate_is_measured_and_told_once_it_is_over(tmp_path, capsys, said):
+def test_a_loop_with_accelerate_is_measured_and_told_once_it_is_over(tmp_path, capsys, messages):
     def program():
         accelerator = accelerated.an_accelerator(tmp_path)
         loop = accelerated.prepared(accelerator, accelerated.rows_of_tokens(12), accelerated.rows_of_tokens(4))
@@ -152,18 +152,18 @@ def test_a_loop_with_accelerate_is_measured_and_told_once_it_is_over(tmp_path, c
     assert tiny.records(tmp_path, Summary)[0].steps == 12
     assert tiny.records(tmp_path, Summary)[0].failure is None
     assert "12 steps" in capsys.readouterr().out
-    assert said() == []
+    assert messages() == []
 
 
-def test_an_accelerator_that_trains_nothing_hears_nothing(tmp_path, said, capsys):
+def test_an_accelerator_that_trains_nothing_hears_nothing(tmp_path, messages, capsys):
     accelerator = accelerated.an_accelerator(tmp_path)
     accelerator.prepare(nn.Linear(2, 2))
     pickle.dumps(accelerator.state)
     accelerator.end_training()
-    assert (said(), capsys.readouterr().out) == ([], "")
+    assert (messages(), capsys.readouterr().out) == ([], "")
 
 
-def test_an_explicit_attachment_wins_also_if_it_is_off(tmp_path, said):
+def test_an_explicit_attachment_wins_also_if_it_is_off(tmp_path, messages):
     accelerator = accelerated.an_accelerator(tmp_path)
     attach(accelerator, PerfConfig(enabled=False))
     assert attached(accelerator) is None
@@ -172,7 +172,7 @@ def test_an_explicit_attachment_wins_also_if_it_is_off(tmp_path, said):
     loop = accelerated.prepared(accelerator, accelerated.rows_of_tokens(12))
     accelerated.train(accelerator, *loop)
     accelerator.end_training()
-    assert (explicit.summary.steps, len(tiny.records(tmp_path, Run)), said()) == (6, 1, [])
+    assert (explicit.summary.steps, len(tiny.records(tmp_path, Run)), messages()) == (6, 1, [])
 
 
 @pytest.fixture
@@ -191,22 +191,22 @@ def _installed(tmp_path, monkeypatch):
 
 @pytest.mark.usefixtures("_installed")
 @pytest.mark.parametrize("tree", FACTORIES)
-def test_a_lightning_trainer_gets_a_single_callback(tmp_path, tree, said):
+def test_a_lightning_trainer_gets_a_single_callback(tmp_path, tree, messages):
     trainer = tiny_lightning.trainer(tmp_path, of=tree)
     trainer.fit(tiny_lightning.tree(tree).Automatic(), tiny_lightning.loader())
     (ours,) = armed(trainer)
     assert type(ours).__module__ == f"perf_callbacks.{tree}"
-    assert (ours.summary.steps, said()) == (6, [])
+    assert (ours.summary.steps, messages()) == (6, [])
     assert pickle.loads(pickle.dumps(ours)).armed
 
 
 @pytest.mark.usefixtures("_installed")
 @pytest.mark.parametrize("tree", FACTORIES)
-def test_an_explicit_callback_wins_in_lightning_without_a_word(tmp_path, tree, said):
+def test_an_explicit_callback_wins_in_lightning_without_a_word(tmp_path, tree, messages):
     explicit = tiny_lightning.tree(tree).PerfCallback()
     trainer = tiny_lightning.trainer(tmp_path, explicit, of=tree)
     trainer.fit(tiny_lightning.tree(tree).Automatic(), tiny_lightning.loader())
-    assert (explicit.summary.steps, armed(trainer)[0].summary, said()) == (6, None, [])
+    assert (explicit.summary.steps, armed(trainer)[0].summary, messages()) == (6, None, [])
 
 
 @pytest.mark.parametrize("tree", FACTORIES)

@@ -156,14 +156,14 @@ SAMPLES = [8, 8, 6, 8, 8, 6, 8, 8]
 """Of each step."""
 
 
-def assert_rows(rows, found, included, *, averaged):
+def assert_rows(rows, done, included, *, averaged):
     """Rows of the included steps, and at the end the averages over the run where a trainer logs them."""
     whole = [STEPS] if averaged else []
     assert [row.step for row in rows] == included + whole
     assert {key for row in rows[len(included) :] for key in row.metrics} == {*of_run(KEYS if whole else ())}
     assert all(row.metrics.keys() == KEYS for row in rows[: len(included)])
     for number, row in zip(included, rows, strict=False):
-        count, seconds = SAMPLES[number - 1], found[number - 1]["step_time"] * 1e12
+        count, seconds = SAMPLES[number - 1], done[number - 1]["step_time"] * 1e12
         assert row.metrics["perf/tflops"] == pytest.approx(by_hand(count, ACCUMULATION) / seconds, rel=1e-4)
         assert row.metrics["perf/hardware_tflops"] == pytest.approx(
             all_by_hand(count, ACCUMULATION) / seconds, rel=1e-4
@@ -270,14 +270,14 @@ def test_the_same_script_leaves_the_same_records(  # noqa: PLR0917 fixtures
     assert (run.rank, run.world_size, run.from_env) == (0, 1, ("report",))
     assert run.versions.keys() >= VERSIONS[door] | {"perf_callbacks", "python", "torch", "numpy"}
 
-    found = steps(tmp_path)
-    assert [(step["step"], step["samples"], step["tokens"]) for step in found] == [
+    done = steps(tmp_path)
+    assert [(step["step"], step["samples"], step["tokens"]) for step in done] == [
         (number, count, 16 * count) for number, count in enumerate(SAMPLES, 1)
     ]
     excluded = {1: "first", 2: "counted", 3: "recounted"} | ({5: "evaluation", 7: "checkpoint"} if interrupted else {})
-    assert {step["step"]: step["excluded"] for step in found if step["excluded"]} == excluded
-    assert set().union(*found) == COLUMNS
-    assert [step["model_flops"] for step in found] == [
+    assert {step["step"]: step["excluded"] for step in done if step["excluded"]} == excluded
+    assert set().union(*done) == COLUMNS
+    assert [step["model_flops"] for step in done] == [
         None,
         *(by_hand(count, ACCUMULATION) for count in SAMPLES[1:]),
     ]
@@ -290,7 +290,7 @@ def test_the_same_script_leaves_the_same_records(  # noqa: PLR0917 fixtures
     assert feature.exhausted == ([True, True, False] if door in {"loop", "accelerate"} else [])
 
     included = [number for number in range(1, STEPS + 1) if number not in excluded]
-    assert_rows(records(tmp_path, Row), found, included, averaged=door != "loop")
+    assert_rows(records(tmp_path, Row), done, included, averaged=door != "loop")
     assert records(tmp_path, Summary) == [summary]
     assert_summary(summary, included)
 

@@ -356,12 +356,12 @@ def test_hooks_that_a_subclass_has_something_to_do_in_are_called(tmp_path, hook)
     assert called == [hook] * 6
 
 
-@pytest.mark.parametrize(("every", "known"), [(0, None), (3, 3)])
-def test_a_trainer_that_never_logs_has_no_steps_between_log_lines(tmp_path, monkeypatch, every, known):
+@pytest.mark.parametrize(("every", "between"), [(0, None), (3, 3)])
+def test_a_trainer_that_never_logs_has_no_steps_between_log_lines(tmp_path, monkeypatch, every, between):
     seen = []
     monkeypatch.setattr(hooks, "Setup", lambda **facts: seen.append(facts["log_every"]) or Setup(**facts))
     ours, _ = fit(tmp_path, log_every_n_steps=every)
-    assert {*seen} == {known}
+    assert {*seen} == {between}
     assert ours.summary.failure is None
 
 

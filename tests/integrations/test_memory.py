@@ -3,7 +3,6 @@
 import gc
 import itertools
 from contextlib import suppress
-from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -17,7 +16,6 @@ from torch.optim import optimizer as optimizers
 
 from perf_callbacks import PerfConfig
 from perf_callbacks.journal import Memory, Use
-from perf_callbacks.kernel.fit import environment
 from perf_callbacks.kernel.process.device_facts import Allocator, Features
 from perf_callbacks.kernel.process.device_use import DeviceUse
 from perf_callbacks.kernel.process.processes import Processes
@@ -431,16 +429,6 @@ def test_nvml_tells_energy_clocks_and_activity(tmp_path, ticks, monkeypatch):
     assert summary.joules_per_token is None  # the batches have no tokens
 
 
-@pytest.mark.parametrize(("reasons", "causes"), [(0x40, ["throttle"]), (0x4, []), (0x1, [])])
-def test_heat_is_a_finding_and_a_power_cap_at_the_default_limit_is_none(tmp_path, ticks, monkeypatch, reasons, causes):
-    read = environment.read
-    monkeypatch.setattr(environment, "read", lambda **known: replace(read(**known), accelerator="cuda"))
-    summary, _ = on_the_stub(tmp_path, monkeypatch, ticks, steps=61, reasons=reasons, mhz=1386)
-    found = [finding for finding in summary.findings if finding.cause == "throttle"]
-    assert [finding.cause for finding in found] == causes
-    assert [finding.share for finding in found] == [pytest.approx(0.75 * 0.3)] * len(causes)
-
-
 def test_an_abandoned_fit_leaves_nothing_open_in_nvml(tmp_path, ticks, monkeypatch):
     stub = load(monkeypatch)
     monkeypatch.setattr(memory.device.Cpu, "features", lambda _: Features(uuid=uuid(3)))
@@ -471,31 +459,22 @@ def test_without_a_count_activations_come_from_the_allocator(tmp_path, monkeypat
     assert parts.activations_gb == pytest.approx(1 - 3 * ALL / GB)
 
 
-def rows_of_a_fit(directory, before_row=lambda _: None):
-    rows, optimizer = [], sgd(model := a_model())
-    config = PerfConfig(output_dir=str(directory))
+@pytest.mark.parametrize("allocates", [True, False])
+def test_memory_of_an_allocator_is_in_each_row(tmp_path, monkeypatch, allocates):
+    rows, retries, model = [], [5], a_model()
+    if allocates:
+        monkeypatch.setattr(
+            memory.device.Cpu, "allocator", lambda _: Allocator(2 * 10**9, 3 * 10**9, retries[-1], 10**9)
+        )
+    optimizer, config = sgd(model), PerfConfig(output_dir=str(tmp_path))
     with measure(model=model, optimizer=optimizer, loader=[torch.ones(2, WIDTH)] * 8, config=config) as perf:
-        for batch in perf.loader:
+        for step, batch in enumerate(perf.loader, 1):
             model(batch).sum().backward()
             optimizer.step()
-            before_row(len(rows))
+            retries.append(8 if step > 5 else 5)
             rows.append(perf.row())
-    return [row for row in rows if row]
-
-
-def test_memory_of_an_allocator_is_in_each_row(tmp_path, monkeypatch):
-    retries = [5]
-    monkeypatch.setattr(memory.device.Cpu, "allocator", lambda _: Allocator(2 * 10**9, 3 * 10**9, retries[-1], 10**9))
-    rows = rows_of_a_fit(tmp_path, lambda row: retries.append(8 if row > 4 else 5))
-    assert [row["perf/memory_allocated_peak_gb"] for row in rows] == [2.0] * len(rows)
-    assert [row["perf/memory_reserved_gb"] for row in rows] == [3.0] * len(rows)
-    assert [row["perf/allocator_retries"] for row in rows] == [0, 0, 0, 3, 0, 0][: len(rows)]
-
-
-def test_without_an_allocator_a_row_has_no_memory(tmp_path):
-    rows = rows_of_a_fit(tmp_path)
-    assert rows
-    assert not [row for row in rows if needing(GPU) & row.keys()]
+    figures = [[row[key] for key in sorted(needing(GPU) & row.keys())] for row in rows if row]
+    assert figures == [[number, 2.0, 3.0] if allocates else [] for number in (0, 0, 0, 3, 0, 0)]
 
 
 @pytest.mark.parametrize(("grows_by", "anonymous_by"), [(0, 0), (10**7, 10**7), (10**7, 0), (10**7, None)])
@@ -510,9 +489,9 @@ def test_a_leak_is_a_finding_and_a_clean_run_has_none(tmp_path, ticks, monkeypat
     used(monkeypatch, readings().__next__)
     summary = train_ten_seconds_a_step(tmp_path, ticks, steps=30)
     assert summary.memory.resident_gb_per_hour == pytest.approx(grows_by / GB * 360)
-    found = [finding for finding in summary.findings if finding.cause == "memory"]
-    assert len(found) == bool(anonymous_by)
-    for finding in found:
+    findings = [finding for finding in summary.findings if finding.cause == "memory"]
+    assert len(findings) == bool(anonymous_by)
+    for finding in findings:
         assert " grew by 3.6 GB per hour (10 MB per step), from 1.1 to 1.2 GB" in finding.evidence
 
 

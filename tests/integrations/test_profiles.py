@@ -76,21 +76,23 @@ def test_profiled_steps_leave_a_record_and_a_trace_and_change_no_loss(tmp_path, 
     assert done.losses == plain.losses
     assert all(map(torch.equal, done.weights, plain.weights))
 
-    (found,) = records(profiled, Profile)
-    assert (found.timeline, found.steps, found.first_step) == ("cpu", 2, 5)
-    assert found.operations
-    assert sum(found.class_seconds.values()) == pytest.approx(found.busy_seconds)
+    (record,) = records(profiled, Profile)
+    assert (record.timeline, record.steps, record.first_step) == ("cpu", 2, 5)
+    assert record.operations
+    assert sum(record.class_seconds.values()) == pytest.approx(record.busy_seconds)
     assert excluded(profiled) == [5, 6]
-    assert left(profiled) == [found.trace] == ["profile0-5.json.gz"]
+    assert left(profiled) == [record.trace] == ["profile0-5.json.gz"]
     counted = {module.path for module in records(profiled, Flops)[-1].modules}
-    assert {*found.heaviest_modules()} <= {path for module in counted for path in parents(module)}
-    assert any(found.module_backward_seconds[path] > 0 for path in counted.intersection(found.module_backward_seconds))
-    assert "(optimizer)" not in found.module_backward_seconds
+    assert {*record.heaviest_modules()} <= {path for module in counted for path in parents(module)}
+    assert any(
+        record.module_backward_seconds[path] > 0 for path in counted.intersection(record.module_backward_seconds)
+    )
+    assert "(optimizer)" not in record.module_backward_seconds
     assert nn.Module.__call__ is CALL
-    trace = json.loads(gzip.decompress((profiled / "perf_callbacks" / found.trace).read_bytes()))
+    trace = json.loads(gzip.decompress((profiled / "perf_callbacks" / record.trace).read_bytes()))
     assert {"ProfilerStep#5", "ProfilerStep#6"} <= {event["name"] for event in trace["traceEvents"]}
     assert "profile from step 5: Operations ran for" in cards.closing(done.summary)
-    assert done.summary.profiles[0].module_seconds == found.heaviest_modules()
+    assert done.summary.profiles[0].module_seconds == record.heaviest_modules()
     capsys.readouterr()
     assert main(["profile", str(profiled)]) == 0
     shown = capsys.readouterr().out
@@ -121,8 +123,8 @@ def test_without_a_profile_the_journal_says_nothing_of_it(tmp_path):
 )
 def test_a_profile_has_undisturbed_steps_alone(tmp_path, setting, every, profiled):
     loop(tmp_path, lambda _: None, profile=setting, every=every)
-    (found,) = records(tmp_path, Profile)
-    assert [*range(found.first_step, found.first_step + found.steps)] == profiled
+    (record,) = records(tmp_path, Profile)
+    assert [*range(record.first_step, record.first_step + record.steps)] == profiled
     assert every or excluded(tmp_path) == profiled
 
 
@@ -285,10 +287,10 @@ torch.distributed.destroy_process_group()
 def test_a_rank_that_becomes_slow_is_profiled_and_its_delay_is_no_fault(tmp_path):
     assert run_ranks(TRAIN, tmp_path) == [0, 0]
     assert records(tmp_path, Profile) == []
-    (found,) = records(tmp_path, Profile, rank=1)
-    assert found.steps == 3
-    assert left(tmp_path) == [f"profile1-{found.first_step}.json.gz"]
-    assert excluded(tmp_path) == excluded(tmp_path, rank=1) == [*range(found.first_step, found.first_step + 4)]
+    (record,) = records(tmp_path, Profile, rank=1)
+    assert record.steps == 3
+    assert left(tmp_path) == [f"profile1-{record.first_step}.json.gz"]
+    assert excluded(tmp_path) == excluded(tmp_path, rank=1) == [*range(record.first_step, record.first_step + 4)]
     slow = [straggler for straggler in records(tmp_path, Straggler) if straggler.step > 100]
     # a busy machine may take a CPU from any rank
     assert {straggler.rank for straggler in slow if straggler.cause != "steal"} == {1}

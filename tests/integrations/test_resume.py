@@ -95,10 +95,12 @@ def test_a_resumed_run_goes_on_in_id_steps_and_totals(tmp_path, fit, options):
     assert shares(tmp_path, 0) == []
     assert all(0 < share < 1 for share in later)
     assert bool(later) == (fit is not attempts.loop)  # it asks for no rows
-    found = [steps(tmp_path, attempt=number) for number in range(3)]
-    assert [step["step"] for attempt in found for step in attempt] == list(range(1, 13))
-    assert [attempt[0]["excluded"] for attempt in found] == ["first", "restart", "restart"]
-    samples = [sum(step["samples"] for attempt in found[: number + 1] for step in attempt) for number in range(3)]
+    attempts_steps = [steps(tmp_path, attempt=number) for number in range(3)]
+    assert [step["step"] for attempt in attempts_steps for step in attempt] == list(range(1, 13))
+    assert [attempt[0]["excluded"] for attempt in attempts_steps] == ["first", "restart", "restart"]
+    samples = [
+        sum(step["samples"] for attempt in attempts_steps[: number + 1] for step in attempt) for number in range(3)
+    ]
     assert totals(tmp_path) == [(amount, tokens(fit, amount)) for amount in samples]
     assert samples[0] >= 4 * 4
 
