@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from forked import start
+from forked import ranks, start
 from jobs import IMPORTS
 from short_trainings import loop, trainer
 from waiting import until
@@ -119,3 +119,18 @@ def test_a_run_that_is_killed_is_told_of(tmp_path, door, number):
     (end,) = [json.loads(line) for line in file.read_text().splitlines()]
     in_order = door == "lightning" and number == signal.SIGTERM  # Lightning ends the training itself
     assert end["end"]["state"] in ({"ended", "failed"} if in_order else {"lost"})
+
+
+@pytest.mark.slow
+def test_a_job_passes_on_a_stall_and_its_death_once(tmp_path):
+    file = tmp_path / "events.jsonl"
+    imports = ("torch._dynamo", "torch.distributed.tensor.parallel", "perf_callbacks.loop")
+    command = {"PERF_CALLBACKS_ON_EVENT": f"sh -c 'cat >> {file}'"}
+    words = "lock", tmp_path
+    with ranks("hanging_rank.py", *words, imports=imports, directory=tmp_path, environ=lambda _: command):
+        until(file.exists)
+    until(lambda: '"lost"' in file.read_text())
+    stall, end = [json.loads(line) for line in file.read_text().splitlines()]
+    assert "Rank 1 is in forward: hanging_rank.py:" in stall["text"]
+    assert (stall["event"], stall["rank"], stall["world_size"], stall["stall"]["under_way"]) == ("stall", 0, 2, True)
+    assert (end["event"], end["rank"], end["end"]["state"]) == ("end", 0, "lost")
