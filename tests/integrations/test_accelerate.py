@@ -30,6 +30,7 @@ from perf_callbacks.kernel.records.fit_records import Row, Run, Span, Summary
 
 pytestmark = pytest.mark.usefixtures("accelerate_state")
 
+FREES = pytest.mark.skipif(version("accelerate").startswith("1.0."), reason="1.0 keeps objects, attached or not")
 FORKED = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 
 
@@ -420,7 +421,7 @@ def test_objects_prepared_after_freeing_memory_have_a_fit_of_their_own(tmp_path)
     assert perf.summary.samples == 12
 
 
-@pytest.mark.skipif(version("accelerate").startswith("1.0."), reason="1.0 keeps it, attached or not")
+@FREES
 def test_freeing_memory_frees_the_model(tmp_path):
     accelerator = an_accelerator(tmp_path)
     with attach(accelerator):
@@ -471,6 +472,7 @@ def _go_on(accelerator, model, optimizer, scheduler, loader):
         optimizer.zero_grad()
 
 
+@FREES
 def test_an_accelerator_is_freed_with_its_last_reference(tmp_path):
     backward, collector = torch.autograd.backward, list(gc.callbacks)
     perf, accelerator, mine = a_fit(tmp_path)
