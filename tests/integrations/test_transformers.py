@@ -18,6 +18,7 @@ from transformers import (
     ProgressCallback,
     Trainer,
     TrainerCallback,
+    trainer as trainer_module,
 )
 from transformers.integrations import TensorBoardCallback
 
@@ -32,6 +33,9 @@ RUN = {*of_run(LOGGED)}
 ROW = [key for key in MAIN if key != "perf/samples_per_second"]
 
 ROW_OF_RUN = of_run(ROW)
+RESUMES = pytest.mark.skipif(
+    not hasattr(trainer_module, "safe_globals"), reason="torch reads no state of random numbers for transformers 4.46"
+)
 
 
 def perf(row):
@@ -406,6 +410,7 @@ def test_a_second_fit_of_the_same_trainer_is_a_run_of_its_own(tmp_path):
     assert ours.summary.run_id == runs[1].run_id
 
 
+@RESUMES
 def test_the_same_trainer_resumes_as_another_would(tmp_path):
     ours = PerfCallback()
     trainer = attempts.transformers(tmp_path, ours=ours, until=4)
@@ -424,6 +429,7 @@ def state_of(checkpoint):
     return state
 
 
+@RESUMES
 @pytest.mark.filterwarnings("ignore:mtime may not be reliable")  # transformers 4, of checkpoints made within a second
 @pytest.mark.parametrize("restoring", [False, True], ids=["", "callbacks restored"])
 def test_a_resumed_run_ends_in_the_state_of_a_run_without_a_stop(tmp_path, restoring):
