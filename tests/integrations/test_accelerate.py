@@ -1,24 +1,28 @@
-"""What the Accelerate door counts and logs in loops that know nothing of it, and what it gets along with."""
+"""Loops with Accelerate: logs, loaders, models, ends of a fit, accelerators that are freed and copied, checkpoints."""
 
 import copy
 import functools
 import gc
 import inspect
 import pickle
+import weakref
 from contextlib import nullcontext
 from importlib.metadata import version
 
+import attempts
 import pytest
 import torch
 from accelerate import Accelerator
 from accelerate.data_loader import DataLoaderDispatcher, DataLoaderShard
-from accelerate.utils import DataLoaderConfiguration
+from accelerate.utils import DataLoaderConfiguration, ProjectConfiguration
 from accelerated import an_accelerator, evaluate, prepared, rows_of_tokens, train
+from attempts import numbers, totals
+from collector import automatic
 from metric_keys import LOGGED, of_run
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tiny import Tokens, llama, records, steps
 from torch import nn
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from perf_callbacks import PerfConfig
 from perf_callbacks.accelerate import attach
@@ -26,39 +30,34 @@ from perf_callbacks.kernel.records.fit_records import Row, Run, Span, Summary
 
 pytestmark = pytest.mark.usefixtures("accelerate_state")
 
+FREES = pytest.mark.skipif(version("accelerate").startswith("1.0."), reason="1.0 keeps objects, attached or not")
 FORKED = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 
 
-def test_an_unmodified_loop_reaches_tensorboard_beside_the_loss(tmp_path):
+def test_tensorboard_gets_the_metrics_at_the_step_of_the_loss(tmp_path):
     accelerator = Accelerator(cpu=True, gradient_accumulation_steps=4, log_with="tensorboard", project_dir=tmp_path)
-    perf = attach(accelerator)
+    attach(accelerator)
     accelerator.init_trackers("run")
     train(accelerator, *prepared(accelerator, rows_of_tokens(34), rows_of_tokens(6)), epochs=2)
     accelerator.end_training()
 
-    assert [(step["step"], step["samples"]) for step in steps(tmp_path)] == [
-        (number, 2 if number in {5, 10} else 8) for number in range(1, 11)
-    ]
-    excluded = {1: "first", 2: "counted", 6: "evaluation"}
-    assert {step["step"]: step["excluded"] for step in steps(tmp_path) if step["excluded"]} == excluded
     assert [(span.kind, span.step) for span in records(tmp_path, Span)] == [("evaluation", 5), ("evaluation", 10)]
-
     events = EventAccumulator(str(tmp_path / "run"))
     events.Reload()
     assert [event.step for event in events.Scalars("loss")] == [100 + number for number in range(1, 11)]
-    included = [number for number in range(1, 11) if number not in excluded]
+    included = [3, 4, 5, 7, 8, 9, 10]  # without the first, the counted and that of an evaluation
     rows = {row.step: row.metrics for row in records(tmp_path, Row) if "perf/step_time" in row.metrics}
     assert [*rows] == included
     for key in ("perf/step_time", "perf/samples_per_second", "perf/tokens_per_second", "perf/data_time"):
         logged = {event.step: event.value for event in events.Scalars(key)}
         assert logged == pytest.approx({100 + number: rows[number][key] for number in included}, rel=1e-4)
-    assert perf.summary.failure is None
 
 
 ENDS = {
     "end_training": lambda accelerator, _: accelerator.end_training(),
     "free_memory": lambda accelerator, _: accelerator.free_memory(),
     "close": lambda _, attachment: attachment.close(),
+    "a failure": lambda _, attachment: attachment.close("ZeroDivisionError"),
 }
 
 
@@ -69,17 +68,13 @@ def test_the_trackers_get_the_averages_of_a_fit_at_its_end(tmp_path, end):
     train(accelerator, *prepared(accelerator, rows_of_tokens(12)))
     end(accelerator, attachment)
     accelerator.end_training()
-    (averages,) = [(step, row) for step, row in accelerator.trackers[0].rows if "perf/run/step_time" in row]
-    assert averages == (106, {key: averages[1][key] for key in of_run(LOGGED)})
-    assert averages[1]["perf/run/step_time"] == pytest.approx(attachment.summary.step_time, rel=1e-5)
-
-
-def test_a_tracker_of_a_failed_fit_gets_no_averages(tmp_path):
-    accelerator = an_accelerator(tmp_path)
-    attachment = attach(accelerator)
-    train(accelerator, *prepared(accelerator, rows_of_tokens(12)))
-    attachment.close("ZeroDivisionError")
-    assert not [row for _, row in accelerator.trackers[0].rows if "perf/run/step_time" in row]
+    averages = [(step, row) for step, row in accelerator.trackers[0].rows if "perf/run/step_time" in row]
+    if attachment.summary.failure:
+        assert averages == []
+        return
+    ((step, row),) = averages
+    assert (step, row.keys()) == (106, {*of_run(LOGGED)})
+    assert row["perf/run/step_time"] == pytest.approx(attachment.summary.step_time, rel=1e-5)
 
 
 def test_the_keys_of_the_user_win_and_his_values_are_left_as_they_are(tmp_path):
@@ -118,28 +113,24 @@ def dispatching():
 
 @FORKED
 @pytest.mark.parametrize(
-    ("loader", "options", "expected"),
+    ("loader", "options"),
     [
-        (lambda: rows_of_tokens(10, batch_size=4, num_workers=2), dict, [(4, 64), (4, 64), (2, 32)]),
-        (lambda: rows_of_tokens(10, batch_size=4), dispatching, [(4, 64), (4, 64), (2, 32)]),
-        (lambda: DataLoader(Stream(), batch_size=4), dict, [(4, 64), (4, 64), (2, 32)]),
-        (lambda: DataLoader(Stream(), batch_size=4), dispatching, [(4, 64), (4, 64), (2, 32)]),
+        (lambda: rows_of_tokens(10, batch_size=4, num_workers=2), dict),
+        (lambda: rows_of_tokens(10, batch_size=4), dispatching),
+        (lambda: DataLoader(Stream(), batch_size=4), dispatching),
     ],
-    ids=["two workers", "dispatched", "stream", "stream dispatched"],
+    ids=["two workers", "dispatched", "stream dispatched"],
 )
-def test_samples_and_tokens_are_exact(tmp_path, loader, options, expected):
+def test_samples_and_tokens_are_exact(tmp_path, loader, options):
     accelerator = an_accelerator(tmp_path, **options())
-    with attach(accelerator) as perf:
+    with attach(accelerator):
         train(accelerator, *prepared(accelerator, loader()))
-    assert [(step["samples"], step["tokens"]) for step in steps(tmp_path)] == expected
-    samples, tokens = (sum(column) for column in zip(*expected, strict=True))
-    summary = perf.summary
-    assert (summary.samples, summary.tokens, summary.total_samples, summary.total_tokens) == (samples, tokens) * 2
+    assert [(step["samples"], step["tokens"]) for step in steps(tmp_path)] == [(4, 64), (4, 64), (2, 32)]
     assert all(step["data_time"] > 0 for step in steps(tmp_path))
 
 
 @pytest.mark.parametrize(("options", "kind"), [(dict, DataLoaderShard), (dispatching, DataLoaderDispatcher)])
-def test_a_prepared_loader_is_what_it_was_to_everybody_else(tmp_path, options, kind):
+def test_a_prepared_loader_is_as_before_to_others(tmp_path, options, kind):
     accelerator = an_accelerator(tmp_path, **options())
     perf = attach(accelerator)
     data = Tokens(10)
@@ -174,7 +165,7 @@ def test_metrics_gathered_in_an_evaluation_are_without_the_duplicates(tmp_path):
         model, optimizer, training, validation = prepared(accelerator, rows_of_tokens(8), rows_of_tokens(5))
         train(accelerator, model, optimizer, training)
         gathered = [accelerator.gather_for_metrics(batch["input_ids"]) for batch in validation]
-    assert [len(one) for one in gathered] == [2, 2, 1]
+    assert [len(ids) for ids in gathered] == [2, 2, 1]
 
 
 def test_a_resumed_epoch_is_measured_by_the_batches_that_are_left(tmp_path):
@@ -191,13 +182,6 @@ def one_step(accelerator, model, optimizer, batch):
     optimizer.zero_grad()
 
 
-def skipping(accelerator, model, optimizer, training, _validation):
-    for number, batch in enumerate(training):
-        if number >= 2:
-            one_step(accelerator, model, optimizer, batch)
-    return [2, 2, 1]
-
-
 def leaving_early(accelerator, model, optimizer, training, _validation):
     for _epoch in range(2):
         for number, batch in enumerate(training):
@@ -207,35 +191,11 @@ def leaving_early(accelerator, model, optimizer, training, _validation):
     return [2, 2, 2, 2]
 
 
-def fetching_ahead(accelerator, model, optimizer, training, _validation):
-    batches = iter(training)
-    for _step in range(2):
-        for batch in [next(batches), next(batches)]:
-            accelerator.backward(model(**batch).loss)
-        optimizer.step()
-    return [4, 4]
-
-
 def taking_apart(accelerator, model, optimizer, training, _validation):
     for batch in training:
         ids, labels = batch.pop("input_ids"), batch.pop("labels")
         one_step(accelerator, model, optimizer, {"input_ids": ids, "labels": labels})
     return [2, 2, 2, 2, 1]
-
-
-def two_backwards(accelerator, model, optimizer, training, _validation):
-    for batch in training:
-        accelerator.backward(model(**batch).loss)
-        one_step(accelerator, model, optimizer, batch)
-    return [2, 2, 2, 2, 1]
-
-
-def side_by_side(accelerator, model, optimizer, training, validation):
-    for batch, other in zip(training, validation, strict=False):
-        loss = model(**batch).loss + model(**other).loss
-        accelerator.backward(loss)
-        optimizer.step()
-    return [5, 4]
 
 
 def side_by_side_and_ahead(accelerator, model, optimizer, training, validation):
@@ -287,12 +247,8 @@ def evaluating_without_eval(accelerator, model, optimizer, training, validation)
 
 
 LOOPS = {
-    skipping: (),
     leaving_early: (),
-    fetching_ahead: (),
     taking_apart: (),
-    two_backwards: (),
-    side_by_side: (),
     side_by_side_and_ahead: (),
     evaluating_before_the_step: range(2, 6),
     evaluating_on_the_same_loader: (6,),
@@ -307,20 +263,11 @@ def test_a_batch_counts_once_it_is_trained_on_and_an_evaluation_in_no_row(tmp_pa
     accelerator = an_accelerator(tmp_path)
     with attach(accelerator, PerfConfig(flops="off")) as perf:
         expected = loop(accelerator, *prepared(accelerator, rows_of_tokens(9), rows_of_tokens(5, batch_size=3)))
-    found = steps(tmp_path)
-    assert [step["samples"] for step in found] == expected
+    done = steps(tmp_path)
+    assert [step["samples"] for step in done] == expected
     assert perf.summary.samples == sum(expected)
-    excluded = {step["step"]: step["excluded"] for step in found if step["excluded"]}
+    excluded = {step["step"]: step["excluded"] for step in done if step["excluded"]}
     assert excluded == {1: "first", **dict.fromkeys(LOOPS[loop], "evaluation")}
-
-
-class Twofold(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.linear = nn.Linear(4, 4)
-
-    def forward(self, inputs):
-        return self.linear(inputs)
 
 
 @pytest.mark.parametrize("way", ["before", "after", "by accelerate"])
@@ -328,7 +275,7 @@ def test_a_compiled_model_has_a_forward_and_an_evaluation(tmp_path, way):
     torch._dynamo.reset()
     accelerator = an_accelerator(tmp_path, **({"dynamo_backend": "eager"} if way == "by accelerate" else {}))
     with attach(accelerator):
-        model = Twofold()
+        model = nn.Linear(4, 4)
         if way == "before":
             model.compile(backend="eager")
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -347,7 +294,7 @@ def test_a_compiled_model_has_a_forward_and_an_evaluation(tmp_path, way):
 def test_of_several_optimizers_the_first_that_was_prepared_counts(tmp_path):
     accelerator = an_accelerator(tmp_path)
     perf = attach(accelerator, PerfConfig(flops="off"))
-    generator, critic = Twofold(), Twofold()
+    generator, critic = nn.Linear(4, 4), nn.Linear(4, 4)
     optimizers = [torch.optim.SGD(model.parameters(), lr=0.1) for model in (generator, critic)]
     generator, critic, first, second, loader = accelerator.prepare(
         generator, critic, *optimizers, DataLoader(torch.ones(10, 4), batch_size=2)
@@ -394,7 +341,7 @@ def test_a_step_that_was_skipped_for_an_overflow_does_not_count(tmp_path):
     assert [(step["step"], step["samples"]) for step in steps(tmp_path)] == [(1, 2), (2, 2), (3, 4), (4, 2)]
 
 
-def test_zero_grad_keeps_its_signature_also_where_somebody_wraps_it(tmp_path):
+def test_zero_grad_keeps_its_signature_also_where_it_is_wrapped(tmp_path):
     accelerator = an_accelerator(tmp_path)
     model, _, training, _ = prepared(accelerator, rows_of_tokens(4))
     several = [torch.optim.SGD(model.parameters(), lr=0.1) for _ in range(2)]
@@ -407,18 +354,6 @@ def test_zero_grad_keeps_its_signature_also_where_somebody_wraps_it(tmp_path):
             assert "zero_grad" in vars(optimizer)
             for method in (optimizer.zero_grad, functools.wraps(optimizer.zero_grad)(lambda **_: None)):
                 assert inspect.signature(method) == expected
-
-
-def test_a_plain_backward_and_an_own_loader_are_measured_where_possible(tmp_path):
-    accelerator = an_accelerator(tmp_path)
-    with attach(accelerator) as perf:
-        model = nn.Linear(4, 1)
-        model, optimizer = accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
-        for _ in range(4):
-            accelerator.backward(model(torch.ones(2, 4)).mean())
-            optimizer.step()
-    assert (perf.summary.steps, perf.summary.samples) == (4, None)
-    assert perf.summary.stage_seconds.keys() >= {"forward_time", "backward_time", "optimizer_time"}
 
 
 def test_where_nothing_was_prepared_a_sentence_says_so(tmp_path, caplog):
@@ -434,7 +369,45 @@ def test_where_nothing_was_prepared_a_sentence_says_so(tmp_path, caplog):
     assert not list(tmp_path.iterdir())
 
 
-def test_freeing_memory_ends_a_fit_and_what_is_prepared_next_is_another(tmp_path):
+BYPASSES = {
+    "nothing": (lambda *_: {}, None),
+    "the loader before prepare": (
+        lambda _model, loader: {"loader": loader},
+        "3 optimizer steps and no batch from a prepared loader: iterate over the loader that accelerator.prepare(",
+    ),
+    "batches of its own for two steps": (
+        lambda *_: {"loader": [torch.ones(2, 2)] * 2},
+        "2 optimizer steps and no batch from a prepared loader",
+    ),
+    "a model that was not prepared": (
+        lambda *_: {"model": nn.Linear(2, 1)},
+        "3 optimizer steps, and no prepared model was called: call the model that accelerator.prepare(",
+    ),
+    "an optimizer that was not prepared": (
+        lambda model, _loader: {"optimizer": torch.optim.SGD(model.parameters(), lr=0.1)},
+        "the loop was over without a step of the optimizer that was prepared first",
+    ),
+}
+
+
+@pytest.mark.parametrize(("bypass", "sentence"), BYPASSES.values(), ids=BYPASSES)
+def test_a_loop_that_bypasses_its_accelerator_is_told_once(tmp_path, caplog, bypass, sentence):
+    accelerator = an_accelerator(tmp_path)
+    attach(accelerator, PerfConfig(gc="off"))
+    model, loader = nn.Linear(2, 1), DataLoader(torch.ones(6, 2), batch_size=2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    parts = accelerator.prepare(torch.compile(model, backend="eager"), optimizer, loader)
+    parts = dict(zip(("model", "optimizer", "loader"), parts, strict=True)) | bypass(model, loader)
+    for batch in parts["loader"]:
+        accelerator.backward(parts["model"](batch).sum())
+        parts["optimizer"].step()
+    accelerator.end_training()
+    messages = [record.getMessage() for record in caplog.records if record.name == "perf_callbacks"]
+    assert len(messages) == (sentence is not None), messages
+    assert sentence is None or sentence in messages[0]
+
+
+def test_objects_prepared_after_freeing_memory_have_a_fit_of_their_own(tmp_path):
     accelerator = an_accelerator(tmp_path)
     perf = attach(accelerator)
     for rows in (8, 12):
@@ -448,7 +421,7 @@ def test_freeing_memory_ends_a_fit_and_what_is_prepared_next_is_another(tmp_path
     assert perf.summary.samples == 12
 
 
-@pytest.mark.skipif(version("accelerate").startswith("1.0."), reason="1.0 keeps it, attached or not")
+@FREES
 def test_freeing_memory_frees_the_model(tmp_path):
     accelerator = an_accelerator(tmp_path)
     with attach(accelerator):
@@ -457,7 +430,7 @@ def test_freeing_memory_frees_the_model(tmp_path):
         alive = torch.nn.Parameter.__hash__(next(model.parameters()))
         model, optimizer, training = accelerator.free_memory(model, optimizer, training)
         gc.collect()
-        assert alive not in {id(one) for one in gc.get_objects() if isinstance(one, torch.nn.Parameter)}
+        assert alive not in {id(item) for item in gc.get_objects() if isinstance(item, torch.nn.Parameter)}
 
 
 @pytest.mark.parametrize("prepare", [nullcontext, torch.no_grad], ids=["with gradients", "without"])
@@ -471,8 +444,161 @@ def test_a_loop_that_only_evaluates_leaves_no_journal(tmp_path, prepare):
             model(**batch)
     perf.close("only looking")
     assert perf.summary is None
-    assert records_or_nothing(tmp_path) == []
+    assert not (tmp_path / "perf_callbacks").exists()
 
 
-def records_or_nothing(directory):
-    return records(directory, Summary) if (directory / "perf_callbacks").exists() else []
+def a_fit(directory):
+    """An accelerator that has trained, with everything it prepared."""
+    accelerator = Accelerator(cpu=True, project_dir=str(directory))
+    perf = attach(accelerator)
+    model = nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, _steady)
+    loader = DataLoader(TensorDataset(torch.arange(32.0).view(8, 4)), batch_size=2)
+    mine = accelerator.prepare(model, optimizer, scheduler, loader)
+    _go_on(accelerator, *mine)
+    return perf, accelerator, mine
+
+
+def _steady(_step):
+    return 1.0
+
+
+def _go_on(accelerator, model, optimizer, scheduler, loader):
+    for (inputs,) in loader:
+        accelerator.backward(model(inputs).mean())
+        optimizer.step()
+        scheduler.step()
+        optimizer.zero_grad()
+
+
+@FREES
+def test_an_accelerator_is_freed_with_its_last_reference(tmp_path):
+    backward, collector = torch.autograd.backward, list(gc.callbacks)
+    perf, accelerator, mine = a_fit(tmp_path)
+    iterator = iter(mine[-1])
+    next(iterator)
+    assert torch.autograd.backward is not backward
+    assert not automatic()
+    gone = [weakref.ref(item) for item in (accelerator, *mine, perf)]
+    del accelerator, mine, iterator
+    assert automatic()
+    assert gone[0]() is None
+    assert torch.autograd.backward is backward
+    assert gc.callbacks == collector
+    assert (perf.summary.steps, perf.summary.failure) == (4, "the accelerator was freed")
+    del perf
+    gc.collect()
+    assert [reference() for reference in gone] == [None] * 6
+
+
+def test_a_measured_accelerator_pickles_as_it_did(tmp_path):
+    perf, accelerator, mine = a_fit(tmp_path)
+    loaded = pickle.loads(pickle.dumps(accelerator))
+    assert type(loaded) is Accelerator
+    assert "prepare" not in vars(loaded)
+    model, _, scheduler, loader = (
+        getattr(loaded, name)[0] for name in ("_models", "_optimizers", "_schedulers", "_dataloaders")
+    )
+    assert torch.equal(model.weight, mine[0].weight)
+    assert type(scheduler).__mro__[1] is object
+    assert [batch[0].tolist() for batch in loader] == [batch[0].tolist() for batch in mine[-1]]
+    perf.close()
+    assert perf.summary.steps == 4
+
+
+def test_a_copy_of_an_accelerator_is_not_measured(tmp_path):
+    perf, accelerator, _mine = a_fit(tmp_path)
+    again = copy.copy(accelerator)
+    assert type(again) is Accelerator
+    assert again.backward.__self__ is again
+    assert copy.deepcopy(accelerator) is accelerator
+    perf.close()
+    assert type(accelerator) is Accelerator
+
+
+def test_methods_that_were_replaced_before_are_watched_too(tmp_path):
+    accelerator = an_accelerator(tmp_path)
+    inner, theirs = accelerator.log, []
+
+    def log(values, step=None):
+        theirs.append(step)
+        inner(values, step=step)
+
+    accelerator.log = log
+    perf = attach(accelerator)
+    mine = prepared(accelerator, rows_of_tokens(8))
+    train(accelerator, *mine)
+    perf.close()
+    assert theirs == [101, 102, 103, 104]
+    assert "perf/step_time" in accelerator.trackers[0].rows[-2][1]  # the last row has the averages
+    assert accelerator.log is log
+
+
+def test_a_checkpoint_named_by_accelerate_carries_the_counters_too(tmp_path):
+    configuration = ProjectConfiguration(project_dir=str(tmp_path), automatic_checkpoint_naming=True, total_limit=2)
+    for attempt in range(2):
+        accelerator = an_accelerator(tmp_path, project_config=configuration)
+        attach(accelerator)
+        mine = prepared(accelerator, rows_of_tokens(8))
+        if attempt:
+            accelerator.load_state()
+        train(accelerator, *mine)
+        for _ in range(1 + 2 * attempt):
+            accelerator.save_state()
+        accelerator.end_training()
+    assert totals(tmp_path)[-1] == (16, 256)
+    saved = [*(tmp_path / "checkpoints").iterdir()]
+    assert [(path / "perf_callbacks.json").is_file() for path in saved] == [True, True]
+
+
+def test_loading_in_the_middle_begins_a_fit_of_its_own_from_there(tmp_path):
+    accelerator = an_accelerator(tmp_path)
+    perf = attach(accelerator)
+    mine = prepared(accelerator, rows_of_tokens(8))
+    train(accelerator, *mine)
+    accelerator.save_state(str(tmp_path / "checkpoint"))
+    train(accelerator, *mine)
+    accelerator.load_state(str(tmp_path / "checkpoint"))
+    assert perf.state()["step"] == 4
+    train(accelerator, *mine)
+    accelerator.end_training()
+    assert numbers(tmp_path) == [(1, 0), (2, 4)]
+    assert [summary.steps for summary in records(tmp_path, Summary, attempt=0)] == [8]
+    assert (perf.summary.step, totals(tmp_path)[-1]) == (8, (16, 256))
+
+
+def test_the_best_checkpoint_loaded_at_the_end_begins_nothing(tmp_path, capsys):
+    accelerator = an_accelerator(tmp_path)
+    perf = attach(accelerator)
+    mine = prepared(accelerator, rows_of_tokens(8))
+    train(accelerator, *mine)
+    accelerator.save_state(str(tmp_path / "checkpoint"))
+    accelerator.load_state(str(tmp_path / "checkpoint"))
+    accelerator.end_training()
+    assert numbers(tmp_path) == [(1, 0)]
+    assert perf.summary.steps == 4
+    assert capsys.readouterr().out.count("  4 steps, ") == 1
+
+
+def test_a_load_that_fails_is_the_users_and_changes_nothing(tmp_path):
+    accelerator = an_accelerator(tmp_path)
+    with attach(accelerator) as perf:
+        mine = prepared(accelerator, rows_of_tokens(8))
+        train(accelerator, *mine)
+        with pytest.raises(ValueError, match="folder does not exist"):
+            accelerator.load_state(str(tmp_path / "nowhere"))
+        train(accelerator, *mine)
+    assert perf.summary.steps == 8
+    assert not accelerator._load_model_state_pre_hook
+    assert not accelerator._save_model_state_pre_hook
+
+
+def test_a_checkpoint_of_the_users_own_carries_the_counters_too(tmp_path):
+    first = attempts.accelerate(tmp_path, until=4)
+    torch.save(first.state(), tmp_path / "own.pt")
+    accelerator = an_accelerator(tmp_path)
+    with attach(accelerator, resume=torch.load(tmp_path / "own.pt", weights_only=True)):
+        train(accelerator, *prepared(accelerator, rows_of_tokens(8)))
+    assert numbers(tmp_path) == [(1, 0), (2, 4)]
+    assert totals(tmp_path)[-1] == (24, 384)

@@ -31,14 +31,13 @@ def _armed(monkeypatch):
     for event in ("on_init_end", "on_train_begin"):
         monkeypatch.setattr(CallbackHandler, event, getattr(CallbackHandler, event))
     monkeypatch.setattr(Accelerator, "__init__", Accelerator.__init__)
-    monkeypatch.setattr(autoload, "_complaints", set())
     monkeypatch.setenv("PERF_CALLBACKS", "1")
     for module in (transformers.trainer, accelerate_module):
         autoload.ACTIONS[module.__name__](module)
 
 
 @pytest.fixture
-def said(caplog):
+def messages(caplog):
     return lambda: [record.getMessage() for record in caplog.records if record.name == "perf_callbacks"]
 
 
@@ -55,12 +54,12 @@ class Reporter(TrainerCallback):
     pass
 
 
-def test_a_trainer_gets_one_callback_before_others_its_accelerator_none(tmp_path, said):
+def test_a_trainer_gets_a_callback_before_others_its_accelerator_none(tmp_path, messages):
     trainer = tiny.trainer(tiny.training_arguments(tmp_path, max_steps=3), Reporter())
-    assert [type(one) for one in trainer.callback_handler.callbacks].index(ArmedCallback) == 0
+    assert [type(callback) for callback in trainer.callback_handler.callbacks].index(ArmedCallback) == 0
     trainer.train()
     assert attached(trainer.accelerator) is None
-    assert (len(tiny.records(tmp_path, Run)), armed(trainer)[0].summary.steps, said()) == (1, 3, [])
+    assert (len(tiny.records(tmp_path, Run)), armed(trainer)[0].summary.steps, messages()) == (1, 3, [])
     assert "perf/step_time" in trainer.state.log_history[2]
 
 
@@ -82,7 +81,7 @@ class Handling(Trainer):
 
 @pytest.mark.parametrize("kind", [Trainer, Replacing, Handling])
 @pytest.mark.parametrize("explicit", [False, True])
-def test_a_trainer_of_other_default_callbacks_gets_one_callback(tmp_path, monkeypatch, kind, explicit):
+def test_a_trainer_of_other_default_callbacks_gets_a_callback(tmp_path, monkeypatch, kind, explicit):
     monkeypatch.setattr(transformers.trainer, "DEFAULT_CALLBACKS", [DefaultFlowCallback])
     trainer = tiny.trainer(tiny.training_arguments(tmp_path, max_steps=3), kind=kind)
     ours = PerfCallback()
@@ -91,26 +90,21 @@ def test_a_trainer_of_other_default_callbacks_gets_one_callback(tmp_path, monkey
     for attempt in range(2):
         trainer.train()
         measuring, *others = [ours] * explicit + armed(trainer)
-        assert (measuring.summary.steps, [one.summary for one in others]) == (3, [None] * explicit)
+        assert (measuring.summary.steps, [callback.summary for callback in others]) == (3, [None] * explicit)
         assert tiny.records(tmp_path, Summary, attempt=attempt)[0].steps == 3
 
 
+@pytest.mark.parametrize("enabled", [True, False])
 @pytest.mark.parametrize("later", [False, True], ids=["at once", "added later"])
-def test_an_explicit_callback_wins_without_a_word(tmp_path, said, later):
-    explicit = PerfCallback(PerfConfig(gc="observe"))
+def test_an_explicit_callback_wins_without_a_word_also_if_it_is_off(tmp_path, messages, later, enabled):
+    explicit = PerfCallback(PerfConfig(gc="observe", enabled=enabled))
     trainer = tiny.trainer(tiny.training_arguments(tmp_path, max_steps=3), *([] if later else [explicit]))
     if later:
         trainer.add_callback(explicit)
     trainer.train()
-    assert (explicit.summary.steps, armed(trainer)[0].summary, said()) == (3, None, [])
-    assert len(tiny.records(tmp_path, Run)) == 1
-
-
-def test_an_explicit_callback_that_is_off_wins_too(tmp_path):
-    trainer = tiny.trainer(tiny.training_arguments(tmp_path, max_steps=3), PerfCallback(PerfConfig(enabled=False)))
-    trainer.train()
-    assert armed(trainer)[0].summary is None
-    assert not (tmp_path / "perf_callbacks").exists()
+    assert (armed(trainer)[0].summary, messages()) == (None, [])
+    assert (explicit.summary.steps if enabled else explicit.summary) == (3 if enabled else None)
+    assert len([*tmp_path.rglob("rank0.jsonl")]) == enabled
 
 
 def test_a_setting_that_makes_no_sense_is_told_once_and_training_goes_on(tmp_path, monkeypatch, capsys):
@@ -135,22 +129,6 @@ def test_switched_off_nothing_is_measured(tmp_path, monkeypatch):
     assert not (tmp_path / "perf_callbacks").exists()
 
 
-def test_two_trainers_one_in_the_other(tmp_path):
-    class Distils(TrainerCallback):
-        """Trains another model in the midst of training."""
-
-        def on_step_end(self, args, state, control, **_):
-            if state.global_step == 2:
-                self.inner = tiny.trainer(tiny.training_arguments(tmp_path / "inner", max_steps=4))
-                self.inner.train()
-
-    distils = Distils()
-    outer = tiny.trainer(tiny.training_arguments(tmp_path / "outer", max_steps=3), distils)
-    outer.train()
-    assert [armed(trainer)[0].summary.steps for trainer in (outer, distils.inner)] == [3, 4]
-    assert [len(tiny.records(tmp_path / name, Run)) for name in ("outer", "inner")] == [1, 1]
-
-
 def test_a_sweep_leaves_nothing_behind(tmp_path):
     kept = []
     for number in range(5):
@@ -163,18 +141,7 @@ def test_a_sweep_leaves_nothing_behind(tmp_path):
     assert [tiny.records(tmp_path / str(number), Summary)[0].steps for number in range(5)] == [2] * 5
 
 
-def test_a_search_of_hyperparameters_has_one_callback_in_each_trial(tmp_path):
-    """As in `Trainer.hyperparameter_search`, the same trainer trains a new model each time."""
-    arguments = tiny.training_arguments(tmp_path, max_steps=2)
-    trainer = Trainer(model_init=lambda: tiny.llama(), args=arguments, train_dataset=tiny.Tokens())  # noqa: PLW0108 its arguments are counted
-    for _ in range(3):
-        trainer.train()
-    assert len(armed(trainer)) == 1
-    attempts = [tiny.records(tmp_path, Summary, attempt=number)[0].steps for number in range(3)]
-    assert attempts == [2] * 3
-
-
-def test_a_loop_with_accelerate_is_measured_and_told_once_it_is_over(tmp_path, capsys, said):
+def test_a_loop_with_accelerate_is_measured_and_told_once_it_is_over(tmp_path, capsys, messages):
     def program():
         accelerator = accelerated.an_accelerator(tmp_path)
         loop = accelerated.prepared(accelerator, accelerated.rows_of_tokens(12), accelerated.rows_of_tokens(4))
@@ -185,30 +152,27 @@ def test_a_loop_with_accelerate_is_measured_and_told_once_it_is_over(tmp_path, c
     assert tiny.records(tmp_path, Summary)[0].steps == 12
     assert tiny.records(tmp_path, Summary)[0].failure is None
     assert "12 steps" in capsys.readouterr().out
-    assert said() == []
+    assert messages() == []
 
 
-def test_an_accelerator_that_trains_nothing_hears_nothing(tmp_path, said, capsys):
+def test_an_accelerator_that_trains_nothing_hears_nothing(tmp_path, messages, capsys):
     accelerator = accelerated.an_accelerator(tmp_path)
     accelerator.prepare(nn.Linear(2, 2))
     pickle.dumps(accelerator.state)
     accelerator.end_training()
-    assert (said(), capsys.readouterr().out) == ([], "")
+    assert (messages(), capsys.readouterr().out) == ([], "")
 
 
-def test_an_explicit_attachment_wins(tmp_path, said):
+def test_an_explicit_attachment_wins_also_if_it_is_off(tmp_path, messages):
+    accelerator = accelerated.an_accelerator(tmp_path)
+    attach(accelerator, PerfConfig(enabled=False))
+    assert attached(accelerator) is None
     accelerator = accelerated.an_accelerator(tmp_path)
     explicit = attach(accelerator, PerfConfig(gc="observe"))
     loop = accelerated.prepared(accelerator, accelerated.rows_of_tokens(12))
     accelerated.train(accelerator, *loop)
     accelerator.end_training()
-    assert (explicit.summary.steps, len(tiny.records(tmp_path, Run)), said()) == (6, 1, [])
-
-
-def test_an_explicit_attachment_that_is_off_wins_too(tmp_path):
-    accelerator = accelerated.an_accelerator(tmp_path)
-    attach(accelerator, PerfConfig(enabled=False))
-    assert attached(accelerator) is None
+    assert (explicit.summary.steps, len(tiny.records(tmp_path, Run)), messages()) == (6, 1, [])
 
 
 @pytest.fixture
@@ -227,22 +191,22 @@ def _installed(tmp_path, monkeypatch):
 
 @pytest.mark.usefixtures("_installed")
 @pytest.mark.parametrize("tree", FACTORIES)
-def test_a_lightning_trainer_gets_one_callback(tmp_path, tree, said):
+def test_a_lightning_trainer_gets_a_single_callback(tmp_path, tree, messages):
     trainer = tiny_lightning.trainer(tmp_path, of=tree)
     trainer.fit(tiny_lightning.tree(tree).Automatic(), tiny_lightning.loader())
     (ours,) = armed(trainer)
     assert type(ours).__module__ == f"perf_callbacks.{tree}"
-    assert (ours.summary.steps, said()) == (6, [])
+    assert (ours.summary.steps, messages()) == (6, [])
     assert pickle.loads(pickle.dumps(ours)).armed
 
 
 @pytest.mark.usefixtures("_installed")
 @pytest.mark.parametrize("tree", FACTORIES)
-def test_an_explicit_callback_wins_in_lightning_without_a_word(tmp_path, tree, said):
+def test_an_explicit_callback_wins_in_lightning_without_a_word(tmp_path, tree, messages):
     explicit = tiny_lightning.tree(tree).PerfCallback()
     trainer = tiny_lightning.trainer(tmp_path, explicit, of=tree)
     trainer.fit(tiny_lightning.tree(tree).Automatic(), tiny_lightning.loader())
-    assert (explicit.summary.steps, armed(trainer)[0].summary, said()) == (6, None, [])
+    assert (explicit.summary.steps, armed(trainer)[0].summary, messages()) == (6, None, [])
 
 
 @pytest.mark.parametrize("tree", FACTORIES)

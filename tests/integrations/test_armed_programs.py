@@ -8,9 +8,6 @@ from pathlib import Path
 
 import pytest
 import tiny
-from datasets import Dataset
-from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast
 
 import perf_callbacks
 from perf_callbacks.kernel.records.fit_records import Run, Summary
@@ -71,11 +68,11 @@ def program(directory, *words, **environ):
 
 def measured(directory, ranks=1):
     """Tell for each rank which integration measured it, and how many steps."""
-    found = []
+    rows = []
     for rank in range(ranks):
         (run,), (summary,) = (tiny.records(directory, kind, rank=rank) for kind in (Run, Summary))
-        found.append((run.door, summary.steps, summary.failure))
-    return found
+        rows.append((run.door, summary.steps, summary.failure))
+    return rows
 
 
 @pytest.mark.slow
@@ -90,29 +87,14 @@ def test_a_trainer(tmp_path):
 @pytest.mark.slow
 def test_a_loop_on_two_ranks_that_never_says_that_it_has_ended(tmp_path):
     (tmp_path / "train.py").write_text(LOOP)
-    said = program(tmp_path, *RANKS, *RUN, "train.py")
+    output = program(tmp_path, *RANKS, *RUN, "train.py")
     # 17 batches make 9 on each of two ranks, and these 3 steps in each of 3 epochs.
     assert measured(tmp_path, ranks=2) == [("accelerate", 9, None)] * 2
-    assert said.count(" 9 steps, ") == 1
-
-
-@pytest.mark.slow
-def test_a_command_that_trains_in_a_process_of_its_own(tmp_path):
-    words = {"<pad>": 0, "<eos>": 1, "<unk>": 2} | {f"w{number}": number for number in range(3, tiny.VOCABULARY)}
-    tokenizer = Tokenizer(models.WordLevel(words, unk_token="<unk>"))
-    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
-    special = {"pad_token": "<pad>", "eos_token": "<eos>", "unk_token": "<unk>"}
-    PreTrainedTokenizerFast(tokenizer_object=tokenizer, **special).save_pretrained(tmp_path / "model")
-    tiny.llama().save_pretrained(tmp_path / "model")
-    Dataset.from_list([{"text": "w3 w4 w5 w6"}] * 16).to_json(tmp_path / "data" / "train.jsonl")
-    flags = "--output_dir out --max_steps 3 --report_to none --use_cpu --bf16 False --gradient_checkpointing False"
-    command = Path(sys.executable).with_name("trl")
-    program(tmp_path, *RUN, command, "sft", "--model_name_or_path", "model", "--dataset_name", "data", *flags.split())
-    assert measured(tmp_path) == [("transformers", 3, None)]
+    assert output.count(" 9 steps, ") == 1
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("first", ["from transformers import Trainer", "from accelerate import Accelerator"])
-def test_whatever_is_imported_first(tmp_path, first):
+def test_any_framework_may_be_imported_first(tmp_path, first):
     (tmp_path / "order.py").write_text(first + ORDER + "import perf_callbacks.session")
     assert program(tmp_path, *RUN, "order.py") == "CallbackHandler.on_init_end\nAccelerator.__init__\n"

@@ -1,23 +1,29 @@
 """One script, through every door: the same records."""
 
 import functools
+import gc
 from collections import Counter
 
 import pytest
+import short_trainings
 import tiny_lightning
 import torch
 from accelerated import an_accelerator
 from counted import ANGLES
 from metric_keys import ON_CPU, keys, of_run
-from tiny import Tokens, llama, records, steps, trainer, training_arguments
+from sampling import sampled
+from tiny import Tokens, llama, records, steps, trainer, training_arguments, unwrapped
 from torch.utils.data import DataLoader
 
-from perf_callbacks import PerfConfig, Summary
+from perf_callbacks import PerfConfig, Summary, session
 from perf_callbacks.accelerate import attach
+from perf_callbacks.kernel.engine.observer import Observer
 from perf_callbacks.kernel.records.fit_records import Row, Run, Span
 from perf_callbacks.kernel.records.flops_record import Flops
 from perf_callbacks.loop import measure
 from perf_callbacks.transformers import PerfCallback
+
+pytestmark = pytest.mark.usefixtures("accelerate_state")
 
 # 22 rows in batches of 4, two to a step: three steps in an epoch, the last of them of 4 and 2 rows.
 ROWS, BATCH, ACCUMULATION, STEPS, EVALUATE, SAVE = 22, 4, 2, 8, 4, 6
@@ -150,14 +156,14 @@ SAMPLES = [8, 8, 6, 8, 8, 6, 8, 8]
 """Of each step."""
 
 
-def assert_rows(rows, found, included, *, averaged):
+def assert_rows(rows, done, included, *, averaged):
     """Rows of the included steps, and at the end the averages over the run where a trainer logs them."""
     whole = [STEPS] if averaged else []
     assert [row.step for row in rows] == included + whole
     assert {key for row in rows[len(included) :] for key in row.metrics} == {*of_run(KEYS if whole else ())}
     assert all(row.metrics.keys() == KEYS for row in rows[: len(included)])
     for number, row in zip(included, rows, strict=False):
-        count, seconds = SAMPLES[number - 1], found[number - 1]["step_time"] * 1e12
+        count, seconds = SAMPLES[number - 1], done[number - 1]["step_time"] * 1e12
         assert row.metrics["perf/tflops"] == pytest.approx(by_hand(count, ACCUMULATION) / seconds, rel=1e-4)
         assert row.metrics["perf/hardware_tflops"] == pytest.approx(
             all_by_hand(count, ACCUMULATION) / seconds, rel=1e-4
@@ -180,75 +186,145 @@ def assert_summary(summary, included):
     assert summary.flops.seconds == pytest.approx(summary.included_seconds)
     assert (summary.flops.coverage, summary.flops.lower_bound) == (1.0, False)
     assert summary.failure is None
+    parts = {"weights": 1, "gradients": 1, "optimizer": 2}  # of AdamW
+    assert {name: summary.memory.parts_gb[name] for name in parts} == pytest.approx(
+        {name: times * 4e-9 * PARAMETERS for name, times in parts.items()}, rel=0.01
+    )
 
 
-@pytest.mark.parametrize(
-    ("interrupted", "excluded", "spans"),
-    [
-        (False, {1: "first", 2: "counted", 3: "recounted"}, []),
-        (
-            True,
-            {1: "first", 2: "counted", 3: "recounted", 5: "evaluation", 7: "checkpoint"},
-            [("evaluation", 4), ("checkpoint", 6), ("evaluation", 8)],
-        ),
-    ],
-    ids=["undisturbed", "interrupted"],
-)
+def assert_counts(counts):
+    """The count of the second step; and of the third, that of the batch with fewer rows than those before."""
+    assert [(count.step, count.whole_step, count.model_flops) for count in counts] == [
+        (2, True, by_hand(2 * BATCH, ACCUMULATION)),
+        (3, False, by_hand(2, 1)),
+    ]
+    for count, rows, batches in zip(counts, (2 * BATCH, 2), (ACCUMULATION, 1), strict=True):
+        assert count.by_phase == Counter({phase: rows * flops for phase, flops in FLOPS_BY_PHASE.items()}) + Counter(
+            forward=batches * ROTARY
+        )
+        assert count.hardware_flops == all_by_hand(rows, batches)
+        assert count.by_dtype == {"float32": count.model_flops}
+        assert count.over_six_n == pytest.approx(by_hand(rows, batches) / (6 * WEIGHTS * LENGTH * rows))
+        assert (count.coverage, count.lower_bound, count.uncounted, count.errors) == (1.0, False, {}, {})
+        assert (count.source, count.logical_flops, count.copies, count.reads) == ("counted", None, (), {})
+        assert sum(flops for *_, flops in count.products) <= count.hardware_flops
+        assert {"aten::mm", SCORES} <= {operation for operation, *_ in count.products}
+
+
+def assert_cards(printed, journal):
+    """A card opens the fit, and a table closes it."""
+    first, verdict = [number for number, line in enumerate(printed) if line.startswith("perf_callbacks")]
+    assert printed[first].endswith(f"journal {journal}")
+    statuses = {"gc": "applied", "loaders": "not applicable", "affinity": "not applicable"}
+    for line, (item, status) in zip(printed[first + 1 : first + 4], statuses.items(), strict=True):
+        assert " ".join(line.split()).startswith(f"{item} {status}")
+    assert sum(line.startswith(f"  {STEPS} steps, ") for line in printed[verdict:]) == 1
+    table = [line[2:12].rstrip() for line in printed[verdict:]]
+    assert [stage for stage in table if stage in STAGES] == [*STAGES]
+    assert printed.count("  checklist: " + ", ".join(map(" ".join, statuses.items()))) == 1
+
+
+class Hearing(Observer):
+    """A feature in one class: it notes each step and span."""
+
+    due = 0
+
+    def __init__(self):
+        self.steps, self.spans, self.exhausted, self.ends = [], set(), [], 0
+
+    def step_ended(self, step):
+        self.steps.append(step)
+
+    def span_began(self, kind, step):
+        self.spans.add((kind, step))
+
+    def loader_left(self, *, exhausted):
+        self.exhausted.append(exhausted)
+
+    def closed(self):
+        self.ends += 1
+
+
+@pytest.fixture
+def feature(monkeypatch):
+    feature = Hearing()
+    monkeypatch.setattr(session, "OBSERVERS", (*session.OBSERVERS, lambda _recorder, _model: feature))
+    return feature
+
+
+SPANS = [("evaluation", 4), ("checkpoint", 6), ("evaluation", 8)]
+
+
+@pytest.mark.parametrize("interrupted", [False, True], ids=["undisturbed", "interrupted"])
 @pytest.mark.parametrize("door", DOORS)
-@pytest.mark.usefixtures("accelerate_state")
-def test_the_same_script_leaves_the_same_records(tmp_path, monkeypatch, door, *, interrupted, excluded, spans):
+def test_the_same_script_leaves_the_same_records(  # noqa: PLR0917 fixtures
+    tmp_path, monkeypatch, capsys, feature, door, interrupted
+):
     monkeypatch.setenv("PERF_CALLBACKS_REPORT", "1")
     summary = DOORS[door](tmp_path, interrupted=interrupted)
 
     assert [path.parent.name for path in tmp_path.rglob("report.html")] == ["perf_callbacks"]
+    assert_cards(unwrapped(capsys.readouterr().out).splitlines(), *tmp_path.rglob("rank0.jsonl"))
     (run,) = records(tmp_path, Run)
     assert (run.door, run.attempt, run.step, run.device, run.timeline) == (NAMES.get(door, door), 1, 0, "cpu", "host")
+    assert (run.rank, run.world_size, run.from_env) == (0, 1, ("report",))
+    assert run.versions.keys() >= VERSIONS[door] | {"perf_callbacks", "python", "torch", "numpy"}
 
-    found = steps(tmp_path)
-    assert [(step["step"], step["samples"], step["tokens"]) for step in found] == [
+    done = steps(tmp_path)
+    assert [(step["step"], step["samples"], step["tokens"]) for step in done] == [
         (number, count, 16 * count) for number, count in enumerate(SAMPLES, 1)
     ]
-    assert {step["step"]: step["excluded"] for step in found if step["excluded"]} == excluded
-    assert set().union(*found) == COLUMNS
-    assert [step["model_flops"] for step in found] == [
+    excluded = {1: "first", 2: "counted", 3: "recounted"} | ({5: "evaluation", 7: "checkpoint"} if interrupted else {})
+    assert {step["step"]: step["excluded"] for step in done if step["excluded"]} == excluded
+    assert set().union(*done) == COLUMNS
+    assert [step["model_flops"] for step in done] == [
         None,
         *(by_hand(count, ACCUMULATION) for count in SAMPLES[1:]),
     ]
-    found_spans = [(span.kind, span.step) for span in records(tmp_path, Span)]
-    assert found_spans[: len(spans)] == spans
-    assert set(found_spans[len(spans) :]) <= {("checkpoint", STEPS)}  # a trainer saves once more at the end
+    assert_counts(records(tmp_path, Flops))
+    spans = SPANS if interrupted else []
+    recorded = [(span.kind, span.step) for span in records(tmp_path, Span)]
+    assert recorded[: len(spans)] == spans
+    assert set(recorded[len(spans) :]) <= {("checkpoint", STEPS)}  # a trainer saves once more at the end
+    assert (feature.steps, feature.spans, feature.ends) == ([*range(1, STEPS + 1)], {*recorded}, 1)
+    assert feature.exhausted == ([True, True, False] if door in {"loop", "accelerate"} else [])
 
     included = [number for number in range(1, STEPS + 1) if number not in excluded]
-    assert_rows(records(tmp_path, Row), found, included, averaged=door != "loop")
+    assert_rows(records(tmp_path, Row), done, included, averaged=door != "loop")
     assert records(tmp_path, Summary) == [summary]
     assert_summary(summary, included)
 
 
-@pytest.mark.parametrize("door", DOORS)
-@pytest.mark.usefixtures("accelerate_state")
-def test_what_is_counted_is_the_same_through_every_door(tmp_path, door):
-    """The second step; and of the third, the batch with fewer rows than those before."""
-    DOORS[door](tmp_path, interrupted=False)
-    counted = records(tmp_path, Flops)
-    assert [(one.step, one.whole_step, one.model_flops) for one in counted] == [
-        (2, True, by_hand(2 * BATCH, ACCUMULATION)),
-        (3, False, by_hand(2, 1)),
-    ]
-    for one, rows, batches in zip(counted, (2 * BATCH, 2), (ACCUMULATION, 1), strict=True):
-        assert one.by_phase == Counter({phase: rows * flops for phase, flops in FLOPS_BY_PHASE.items()}) + Counter(
-            forward=batches * ROTARY
-        )
-        assert one.hardware_flops == all_by_hand(rows, batches)
-        assert one.by_dtype == {"float32": one.model_flops}
-        assert one.over_six_n == pytest.approx(by_hand(rows, batches) / (6 * WEIGHTS * LENGTH * rows))
-        assert (one.coverage, one.lower_bound, one.uncounted, one.errors) == (1.0, False, {}, {})
-        assert (one.source, one.logical_flops, one.copies, one.reads) == ("counted", None, (), {})
-        assert sum(flops for *_, flops in one.products) <= one.hardware_flops
-        assert {"aten::mm", SCORES} <= {operation for operation, *_ in one.products}
+@pytest.mark.parametrize(("door", "switch"), sampled(short_trainings.DOORS, ["environment", "configuration"]))
+def test_a_fit_that_is_switched_off_leaves_everything_alone(  # noqa: PLR0917 fixtures
+    tmp_path, monkeypatch, capsys, caplog, door, switch
+):
+    if switch == "environment":
+        monkeypatch.setenv("PERF_CALLBACKS", "0")
+
+    def world():
+        return torch.autograd.backward, [*gc.callbacks]
+
+    before, seen = world(), []
+    config = {"enabled": False} if switch == "configuration" else {}
+    done = door(tmp_path, lambda _: seen.append(world()), **config)
+    assert seen == [before] * 8
+    assert done.summary is None
+    assert not [*tmp_path.rglob("*.jsonl")]
+    assert "perf_callbacks" not in capsys.readouterr().out
+    assert [record for record in caplog.records if record.name == "perf_callbacks"] == []
 
 
 NAMES = {"pytorch_lightning": "lightning"}
 """Doors that go by the name of another one."""
+VERSIONS = {
+    "transformers": {"transformers", "accelerate"},
+    "loop": set(),
+    "accelerate": {"accelerate"},
+    "lightning": {"lightning"},
+    "pytorch_lightning": {"pytorch_lightning"},
+}
+"""Libraries whose versions the opening record has, besides those of every fit."""
 STAGES = ("data", "forward", "backward", "optimizer", "gc", "other")
 KEYS = keys(*ON_CPU)
 COLUMNS = {"step", "samples", "tokens", "excluded", "model_flops", "step_time", *(f"{stage}_time" for stage in STAGES)}
@@ -256,6 +332,8 @@ COLUMNS = {"step", "samples", "tokens", "excluded", "model_flops", "step_time", 
 LENGTH, HIDDEN = 16, 16
 WEIGHTS = 4 * HIDDEN * HIDDEN + 3 * HIDDEN * 32 + HIDDEN * 64
 """Of the Llama, those that are multiplied: around attention, in the block after it, in the head."""
+PARAMETERS = WEIGHTS + HIDDEN * 64 + 3 * HIDDEN
+"""With the embedding and the norms."""
 ATTENTION = 4 * LENGTH * LENGTH * HIDDEN
 """FLOPs of a row: each token's scores for each token, and what they make of the values."""
 FLOPS_BY_PHASE = {

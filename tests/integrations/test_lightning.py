@@ -1,42 +1,53 @@
-"""What a Lightning trainer logs of us, and what it is that we count: with real trainers, of both import trees."""
+"""Lightning: rows, amounts, loggers, bars, other callbacks, copies, checkpoints and YAML of real trainers."""
 
 import copy
+import functools
+import gc
+import importlib
 import io
 import pickle
+import weakref
+from contextlib import nullcontext
+from pathlib import Path
 from types import SimpleNamespace
 
+import attempts
 import pytest
 import tiny_lightning
 import torch
+from attempts import numbers, opened, saved, totals
 from metric_keys import MAIN, of_run
+from places import lightning_trainer
+from places.sleep import SLOW, Sleep
+from rows import each_row
 from tiny import records, steps
 
 from perf_callbacks import PerfConfig
 from perf_callbacks.integrations.lightning import hooks
-from perf_callbacks.integrations.lightning.hooks import EVERY_BATCH, _directory
-from perf_callbacks.kernel.fit.training_objects import TrainingObjects
-from perf_callbacks.kernel.records.fit_records import Row, Run, Summary
+from perf_callbacks.integrations.lightning.hooks import EVERY_BATCH, journal_directory
+from perf_callbacks.kernel.fit.setup import Setup
+from perf_callbacks.kernel.records.fit_records import Row, Run
 
 BOTH = pytest.mark.parametrize("of", tiny_lightning.FRAMEWORKS)
 
 
-def fit(
-    directory,
-    module="Automatic",
-    *callbacks,
-    of="lightning",
-    rows=24,
-    val=None,
-    ckpt_path=None,
-    flops="count",
-    **options,
-):
-    """A fit with our callback in it, and what came of it."""
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:You're resuming from a checkpoint that ended before the epoch ended",
+    "ignore:Checkpoint directory .* exists and is not empty",
+    "ignore:Using ModelCheckpoint with manual optimization and every_n_train_steps",
+    "ignore:Be aware that when using `ckpt_path`",
+    "ignore:No seed found",
+    "ignore:train_dataloader yielded None",
+)
+
+
+def fit(directory, module="Automatic", *callbacks, of="lightning", flops="count", **options):
+    """A fit with our callback in it, and the trainer."""
     kinds = tiny_lightning.tree(of)
     ours = kinds.PerfCallback(PerfConfig(flops=flops))
+    loader = options.pop("loader") if "loader" in options else tiny_lightning.loader(options.pop("rows", 24))
     trainer = tiny_lightning.trainer(directory, ours, *callbacks, of=of, **options)
-    module = getattr(kinds, module)() if isinstance(module, str) else module
-    trainer.fit(module, tiny_lightning.loader(rows), val, ckpt_path=ckpt_path)
+    trainer.fit(getattr(kinds, module)() if isinstance(module, str) else module, loader)
     return ours, trainer
 
 
@@ -48,7 +59,7 @@ def rows_and_losses(directory):
     return rows, losses
 
 
-def said(caplog):
+def messages(caplog):
     """Our own words in the log."""
     return [record.getMessage() for record in caplog.records if record.name == "perf_callbacks"]
 
@@ -94,36 +105,55 @@ def test_a_skipped_batch_is_no_step_and_in_no_count(tmp_path, module):
     assert trainer.fit_loop.epoch_loop._batches_that_stepped == 11
 
 
-def test_batches_accumulated_before_a_skipped_one_go_into_the_next_step(tmp_path):
-    module = tiny_lightning.tree().Automatic(skip=(4,))  # 1, 2 | 3 and then the epoch is over | 5, 6 | 7, 8 | 9, 10
-    fit(tmp_path, module, accumulate_grad_batches=2, max_steps=4)
-    assert [step["samples"] for step in steps(tmp_path)] == [8, 12, 8, 8]
+def without_the_third(rows):
+    return None if rows[0].equal(tiny_lightning.Numbers()[8]) else torch.stack(rows)
 
 
-@pytest.mark.filterwarnings("ignore:train_dataloader yielded None")
-def test_a_batch_that_is_none_is_no_step(tmp_path):
-    def collate(rows):
-        return None if rows[0].equal(tiny_lightning.Numbers()[8]) else torch.stack(rows)
-
-    ours = tiny_lightning.tree().PerfCallback()
-    trainer = tiny_lightning.trainer(tmp_path, ours, max_steps=-1, max_epochs=1)
-    trainer.fit(tiny_lightning.tree().Automatic(), tiny_lightning.loader(collate_fn=collate))
-    assert [(step["step"], step["samples"]) for step in steps(tmp_path)] == [(number, 4) for number in range(1, 6)]
+class Stream(torch.utils.data.IterableDataset):
+    def __iter__(self):
+        return iter(tiny_lightning.Numbers(10)[index] for index in range(10))
 
 
-@BOTH
-@pytest.mark.parametrize("module", ["Automatic", "Manual", "Iterating"])
-def test_samples_are_exact_with_a_ragged_last_batch(tmp_path, of, module):
-    ours, _ = fit(tmp_path, module, of=of, rows=10, max_steps=-1, max_epochs=2)
-    assert [step["samples"] for step in steps(tmp_path)] == [4, 4, 2] * 2
-    assert (ours.summary.samples, ours.summary.tokens) == (20, None)
+class Streaming(tiny_lightning.tree().Automatic):
+    def train_dataloader(self):
+        return torch.utils.data.DataLoader(Stream(), batch_size=4)
 
 
-def test_a_batch_counts_once_if_its_closure_runs_many_times(tmp_path):
-    module = tiny_lightning.tree().Automatic()
-    module.configure_optimizers = lambda: torch.optim.LBFGS(module.parameters(), max_iter=4)
-    fit(tmp_path, module)
-    assert [step["samples"] for step in steps(tmp_path)] == [4] * 6
+class Repeating(tiny_lightning.tree().Automatic):
+    """Its closure runs many times."""
+
+    def configure_optimizers(self):
+        return torch.optim.LBFGS(self.parameters(), max_iter=4)
+
+
+Skipping = functools.partial(tiny_lightning.tree().Automatic, skip=(4,))
+ONCE, TWICE = {"max_steps": -1, "max_epochs": 1}, {"max_steps": -1, "max_epochs": 2}
+AMOUNTS = {
+    "manual": ("Manual", TWICE | {"rows": 10}, [4, 4, 2] * 2),
+    "dataloader_iter": ("Iterating", TWICE | {"rows": 10}, [4, 4, 2] * 2),
+    "many closures": (Repeating, {}, [4] * 6),
+    # 1, 2 | 3 and then the epoch is over | 5, 6 | 7, 8 | 9, 10
+    "skipped": (Skipping, {"accumulate_grad_batches": 2, "max_steps": 4}, [8, 12, 8, 8]),
+    "a batch that is None": (
+        "Automatic",
+        ONCE | {"loader": tiny_lightning.loader(collate_fn=without_the_third)},
+        [4] * 5,
+    ),
+    "repeated on purpose": ("Automatic", {"overfit_batches": 2}, [4] * 6),
+    "no length, made anew": (
+        Streaming,
+        TWICE | {"reload_dataloaders_every_n_epochs": 1, "loader": None},
+        [4, 4, 2] * 2,
+    ),
+    "one batch": ("Automatic", {"fast_dev_run": True}, [4]),
+}
+
+
+@pytest.mark.parametrize(("module", "options", "samples"), AMOUNTS.values(), ids=AMOUNTS)
+def test_samples_of_each_step_are_exact(tmp_path, module, options, samples):
+    ours, _ = fit(tmp_path, module if isinstance(module, str) else module(), **options)
+    assert [step["samples"] for step in steps(tmp_path)] == samples
+    assert (ours.summary.steps, ours.summary.samples, ours.summary.tokens) == (len(samples), sum(samples), None)
 
 
 @BOTH
@@ -146,11 +176,10 @@ def test_a_progress_bar_shows_step_time_and_mfu_in_three_figures(tmp_path, monke
     assert rows_and_losses(tmp_path)[0] == [2, 3, 4, 5]
 
 
-@BOTH
 @pytest.mark.parametrize("console", ["off", "all"])
-def test_a_progress_bar_shows_nothing_or_all_of_a_row_if_asked(tmp_path, monkeypatch, of, console):
+def test_a_progress_bar_shows_nothing_or_all_of_a_row_if_asked(tmp_path, monkeypatch, console):
     monkeypatch.setenv("PERF_CALLBACKS_CONSOLE", console)
-    _, trainer = fit(tmp_path, of=of, logger=tiny_lightning.tree(of).CSVLogger(tmp_path))
+    _, trainer = fit(tmp_path, logger=tiny_lightning.tree().CSVLogger(tmp_path))
     shown = {name for name in trainer.progress_bar_metrics if name.startswith("perf/")}
     rows = [{name for name in line if name.startswith("perf/")} for line in tiny_lightning.logged(tmp_path)]
     row = next(row for row in reversed(rows) if "perf/step_time" in row)
@@ -165,8 +194,8 @@ def test_the_loggers_get_the_main_metrics_alone_if_asked(tmp_path, monkeypatch):
     assert keys == {*five, *of_run(five)}
 
 
-@pytest.mark.parametrize("what", ["validate", "test", "predict"])
-def test_without_a_fit_nothing_happens(tmp_path, what, capsys):
+@pytest.mark.parametrize("call", ["validate", "test", "predict"])
+def test_without_a_fit_nothing_happens(tmp_path, call, capsys):
     class Module(tiny_lightning.tree().Automatic):
         def test_step(self, batch):
             return None
@@ -176,15 +205,10 @@ def test_without_a_fit_nothing_happens(tmp_path, what, capsys):
 
     ours = tiny_lightning.tree().PerfCallback()
     trainer = tiny_lightning.trainer(tmp_path, ours)
-    getattr(trainer, what)(Module(), tiny_lightning.loader())
+    getattr(trainer, call)(Module(), tiny_lightning.loader())
     assert ours.summary is None
     assert not (tmp_path / "perf_callbacks").exists()
     assert "perf_callbacks" not in capsys.readouterr().out
-
-
-def test_a_fit_of_one_batch_says_so(tmp_path):
-    ours, _ = fit(tmp_path, fast_dev_run=True)
-    assert (ours.summary.steps, ours.summary.included_steps) == (1, 0)
 
 
 def test_a_fit_that_has_nothing_to_do_leaves_nothing(tmp_path):
@@ -192,64 +216,12 @@ def test_a_fit_that_has_nothing_to_do_leaves_nothing(tmp_path):
     assert ours.summary is None
 
 
-def test_batches_that_are_repeated_on_purpose_count_each_time(tmp_path):
-    fit(tmp_path, overfit_batches=2, max_steps=6)
-    assert [step["samples"] for step in steps(tmp_path)] == [4] * 6
-
-
-def test_loaders_that_are_made_anew_and_have_no_length(tmp_path):
-    class Stream(torch.utils.data.IterableDataset):
-        def __iter__(self):
-            return iter(tiny_lightning.Numbers(10)[index] for index in range(10))
-
-    ours = tiny_lightning.tree().PerfCallback()
-    trainer = tiny_lightning.trainer(tmp_path, ours, max_steps=-1, max_epochs=2, reload_dataloaders_every_n_epochs=1)
-    module = tiny_lightning.tree().Automatic()
-    module.train_dataloader = lambda: torch.utils.data.DataLoader(Stream(), batch_size=4)
-    trainer.fit(module)
-    assert [step["samples"] for step in steps(tmp_path)] == [4, 4, 2] * 2
-
-
 def test_of_two_callbacks_only_the_first_measures(tmp_path, caplog):
     second = tiny_lightning.tree().PerfCallback()
     first, _ = fit(tmp_path, "Automatic", second)
     assert (first.summary.steps, second.summary) == (6, None)
     assert len(records(tmp_path, Run)) == 1
-    assert said(caplog) == ["perf_callbacks: another PerfCallback measures this trainer, this one does nothing."]
-
-
-def test_a_trainer_within_a_fit_is_measured_by_its_own_callback(tmp_path):
-    kinds = tiny_lightning.tree()
-
-    class Within(kinds.Callback):
-        def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
-            if trainer.global_step == 3:
-                self.inner, _ = fit(tmp_path / "inner", max_steps=2)
-
-    within = Within()
-    ours, _ = fit(tmp_path / "outer", "Automatic", within)
-    assert (ours.summary.steps, within.inner.summary.steps) == (6, 2)
-    assert [step["samples"] for step in steps(tmp_path / "outer")] == [4] * 6
-
-
-def test_a_callback_that_joins_late_is_not_left_out_of_the_start(tmp_path):
-    kinds, seen = tiny_lightning.tree(), []
-
-    class Late(kinds.Callback):
-        def on_train_start(self, trainer, pl_module):
-            seen.append("start")
-
-        def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
-            seen.append(batch_idx)
-
-    class Inviting(kinds.Callback):
-        def on_train_start(self, trainer, pl_module):
-            trainer.callbacks.append(Late())
-
-    _, trainer = fit(tmp_path, "Automatic", Inviting(), max_steps=2)
-    assert seen == ["start", 0, 1]
-    assert [type(callback).__name__ for callback in trainer.callbacks] == ["PerfCallback", "Inviting", "Late"]
-    assert type(trainer.callbacks) is list
+    assert messages(caplog) == ["perf_callbacks: another PerfCallback measures this trainer, this one does nothing."]
 
 
 @BOTH
@@ -264,16 +236,16 @@ def test_the_callback_can_be_pickled_before_and_during_a_fit(tmp_path, of):
 
     copies.append(pickle.loads(pickle.dumps(kinds.PerfCallback(PerfConfig(gc_interval=11)))))
     fit(tmp_path, "Automatic", Sending(), of=of, max_steps=2)
-    assert {type(one) for one in copies} == {kinds.PerfCallback}
-    assert copies[0]._session.settings.config.gc_interval == 11
-    assert [one.summary for one in copies] == [None] * 5
-    tiny_lightning.trainer(tmp_path, copies[1], of=of).fit(kinds.Automatic(), tiny_lightning.loader())
-    assert copies[1].summary.steps == 6
+    assert {type(callback) for callback in copies} == {kinds.PerfCallback}
+    assert [callback.summary for callback in copies] == [None] * 5
+    for callback in copies[:2]:
+        tiny_lightning.trainer(tmp_path, callback, of=of).fit(kinds.Automatic(), tiny_lightning.loader())
+        assert callback.summary.steps == 6
+    assert records(tmp_path, Run, attempt=-2)[0].config["gc_interval"] == 11
 
 
-@BOTH
-def test_an_upload_by_a_logger_is_part_of_the_checkpoint(tmp_path, clock, of):
-    kinds = tiny_lightning.tree(of)
+def test_an_upload_by_a_logger_is_part_of_the_checkpoint(tmp_path, clock):
+    kinds = tiny_lightning.tree()
 
     class Uploads(kinds.CSVLogger):
         def after_save_checkpoint(self, _checkpoint):
@@ -281,7 +253,7 @@ def test_an_upload_by_a_logger_is_part_of_the_checkpoint(tmp_path, clock, of):
 
     saving = kinds.callbacks.ModelCheckpoint(dirpath=tmp_path / "saved", every_n_train_steps=2, save_top_k=-1)
     logger = Uploads(tmp_path)
-    ours, _ = fit(tmp_path, "Automatic", saving, of=of, logger=logger, enable_checkpointing=True)
+    ours, _ = fit(tmp_path, "Automatic", saving, logger=logger, enable_checkpointing=True)
     assert [step["step_time"] for step in steps(tmp_path)] == [0.0] * 6
     assert (ours.summary.span_seconds["checkpoint"], ours.summary.span_counts["checkpoint"]) == (24.0, 3)
     assert "after_save_checkpoint" not in vars(logger)
@@ -297,72 +269,42 @@ def test_a_logger_that_fails_for_us_costs_the_measuring_and_not_the_run(tmp_path
     ours, trainer = fit(tmp_path, logger=Choosy(tmp_path))
     assert trainer.global_step == 6
     assert ours.summary.failure == "StopIteration"
-    assert said(caplog) == ["perf_callbacks stopped measuring, training goes on: StopIteration."]
+    assert messages(caplog) == ["perf_callbacks stopped measuring, training goes on: StopIteration."]
 
 
-def of_its_own(**properties):
-    """A logger that writes nothing, and says where that would be."""
-
-    def make(_kinds, _directory):
-        from lightning.pytorch.loggers.logger import DummyLogger
-
-        return type("Own", (DummyLogger,), {name: property(answer) for name, answer in properties.items()})()
-
-    return make
+def test_the_journal_lies_where_the_logger_writes(tmp_path):
+    fit(tmp_path / "root", logger=tiny_lightning.tree().CSVLogger(tmp_path, "a"), rows=8, flops="off", max_steps=2)
+    assert [*tmp_path.rglob("*.jsonl")] == [tmp_path / "a" / "version_0" / "perf_callbacks" / "rank0.jsonl"]
 
 
-def refuse(_logger):
-    raise RuntimeError("no")
+class Refusing:
+    save_dir = None
+
+    @property
+    def log_dir(self):
+        raise RuntimeError("no")
 
 
-LOGGERS = {
-    "CSV": (lambda kinds, directory: kinds.CSVLogger(directory / "csv"), "csv/lightning_logs/version_0"),
-    "TensorBoard": (lambda kinds, directory: kinds.TensorBoardLogger(directory / "tb", "name"), "tb/name/version_0"),
-    "the first of two": (
-        lambda kinds, directory: [kinds.CSVLogger(directory / "csv", "a"), kinds.TensorBoardLogger(directory / "tb")],
-        "csv/a/version_0",
-    ),
-    "with a save_dir": (of_its_own(save_dir=lambda logger: "saved"), "saved"),
-    "elsewhere in the network": (of_its_own(save_dir=lambda logger: "s3://bucket/saved"), "root"),
-    "that does not say": (of_its_own(log_dir=refuse, save_dir=lambda logger: None), "root"),
-    "none": (lambda kinds, directory: False, "root"),
-}
+LOGGERS = [
+    ([SimpleNamespace(log_dir="logs", save_dir="saved")], "logs"),
+    ([SimpleNamespace(log_dir="first"), SimpleNamespace(log_dir="second")], "first"),
+    ([SimpleNamespace(save_dir="saved")], "saved"),
+    ([SimpleNamespace(save_dir="s3://bucket/saved")], "root"),
+    ([Refusing()], "root"),
+    ([Refusing(), SimpleNamespace(log_dir="second")], "second"),
+    ([], "root"),
+]
 
 
-@pytest.mark.parametrize("case", LOGGERS)
-def test_the_journal_lies_where_the_logger_writes(tmp_path, monkeypatch, case):
-    make, where = LOGGERS[case]
-    monkeypatch.chdir(tmp_path)
-    fit(tmp_path / "root", logger=make(tiny_lightning.tree(), tmp_path), rows=8, flops="off", max_steps=2)
-    assert list(tmp_path.rglob("*.jsonl")) == [tmp_path / where / "perf_callbacks" / "rank0.jsonl"]
+@each_row("loggers directory", LOGGERS)
+def test_the_journal_lies_in_the_first_local_directory_of_a_logger(loggers, directory):
+    trainer = SimpleNamespace(loggers=loggers, global_rank=0, default_root_dir="root")
+    assert journal_directory(trainer) == Path(directory)
 
 
-def test_only_rank_0_asks_its_loggers(tmp_path):
-    """On the others a version may differ, and to ask the trainer would be a collective call."""
-
-    class Asked:
-        default_root_dir = tmp_path
-
-        def __init__(self, rank):
-            self.global_rank = rank
-
-        @property
-        def loggers(self):
-            return [SimpleNamespace(save_dir=tmp_path / "saved")]
-
-    assert [_directory(Asked(rank)) for rank in (0, 1)] == [tmp_path / "saved", tmp_path]
-
-
-def test_the_summary_grows_during_the_run(tmp_path):
-    seen = []
-
-    class Asking(tiny_lightning.tree().Callback):
-        def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
-            seen.append(trainer.callbacks[0].summary.steps)
-
-    ours, _ = fit(tmp_path, "Automatic", Asking())
-    assert [*seen, ours.summary.steps] == [0, 1, 2, 3, 4, 5, 6]
-    assert records(tmp_path, Summary) == [ours.summary]
+def test_other_ranks_ask_no_logger():
+    """On these a version may differ, and to ask the trainer would be a collective call."""
+    assert journal_directory(SimpleNamespace(global_rank=1, default_root_dir="root")) == Path("root")
 
 
 def test_rows_are_logged_where_another_callback_saves_before_our_turn(tmp_path):
@@ -371,15 +313,15 @@ def test_rows_are_logged_where_another_callback_saves_before_our_turn(tmp_path):
             if trainer.global_step % 2 == 0:
                 trainer.save_checkpoint(tmp_path / "checkpoint.ckpt")
 
-    steps = {}
+    logged = {}
     for order in ("before", "after"):
         kinds, directory = tiny_lightning.tree(), tmp_path / order
         callbacks = [kinds.PerfCallback(), Saving()][:: -1 if order == "before" else 1]
         tiny_lightning.trainer(directory, *callbacks, log_every_n_steps=2).fit(
             kinds.Automatic(), tiny_lightning.loader(24)
         )
-        steps[order] = [row.step for row in records(directory, Row)]
-    assert steps["before"] == steps["after"] != []
+        logged[order] = [row.step for row in records(directory, Row)]
+    assert logged["before"] == logged["after"] != []
 
 
 @BOTH
@@ -391,11 +333,10 @@ def test_hooks_that_have_nothing_to_do_are_not_called_for_every_batch(tmp_path, 
     assert not vars(ours).keys() & {*EVERY_BATCH}
 
 
-@pytest.mark.parametrize("module", ["Automatic", "Iterating"])
 @BOTH
-def test_steps_end_in_a_hook_where_the_connector_has_no_method_for_it(tmp_path, monkeypatch, of, module):
+def test_steps_end_in_a_hook_where_the_connector_has_no_method_for_it(tmp_path, monkeypatch, of):
     monkeypatch.setattr("perf_callbacks.integrations.lightning.watch.BATCH_END", "on_batch_end_in_another_version")
-    ours, _ = fit(tmp_path, module, of=of, flops="off", logger=tiny_lightning.tree(of).CSVLogger(tmp_path))
+    ours, _ = fit(tmp_path, of=of, flops="off", logger=tiny_lightning.tree(of).CSVLogger(tmp_path))
     assert rows_and_losses(tmp_path)[0] == [1, 2, 3, 4, 5]
     assert [step["samples"] for step in steps(tmp_path)] == [4] * ours.summary.steps == [4] * 6
     assert "on_train_batch_end" not in vars(ours)
@@ -415,13 +356,265 @@ def test_hooks_that_a_subclass_has_something_to_do_in_are_called(tmp_path, hook)
     assert called == [hook] * 6
 
 
-@BOTH
-@pytest.mark.parametrize(("every", "known"), [(0, None), (3, 3)])
-def test_a_trainer_that_never_logs_has_no_steps_between_log_lines(tmp_path, monkeypatch, of, every, known):
+@pytest.mark.parametrize(("every", "between"), [(0, None), (3, 3)])
+def test_a_trainer_that_never_logs_has_no_steps_between_log_lines(tmp_path, monkeypatch, every, between):
     seen = []
-    monkeypatch.setattr(
-        hooks, "TrainingObjects", lambda **facts: seen.append(facts["log_every"]) or TrainingObjects(**facts)
-    )
-    ours, _ = fit(tmp_path, of=of, log_every_n_steps=every)
-    assert {*seen} == {known}
+    monkeypatch.setattr(hooks, "Setup", lambda **facts: seen.append(facts["log_every"]) or Setup(**facts))
+    ours, _ = fit(tmp_path, log_every_n_steps=every)
+    assert {*seen} == {between}
     assert ours.summary.failure is None
+
+
+class Slow(tiny_lightning.Numbers, torch.utils.data.IterableDataset):
+    __len__ = None
+
+    def __iter__(self):
+        self.sleep()
+        return iter([self[index] for index in range(self.rows)])
+
+
+@pytest.mark.parametrize("made", ["once", "in each epoch"])
+def test_the_wait_for_an_iterator_is_data(tmp_path, clock, made):
+    sleep = Sleep(clock.sleep, SLOW if made == "once" else (3, 5, 7))
+    training = lightning_trainer.Training(tmp_path, None, steps=7, evaluate=None, save=None, flops="off")
+    sleep.training = training
+    if made == "once":
+        lightning_trainer.item(training, sleep)
+        batches = training.loader
+        training.loader = type("Iterable", (), {"__iter__": lambda _: iter(batches)})()  # no loader, and no length
+    else:
+        rows = Slow(16)
+        rows.sleep, training.loader = sleep, torch.utils.data.DataLoader(rows, batch_size=4)
+    training.run()
+    done = steps(tmp_path)
+    assert sleep.slept.keys() == {*sleep.steps}  # Lightning fetches a batch ahead: the step before waits for its rows
+    assert {step["step"] for step in done if step["data_time"]} == {*sleep.steps}
+    for name in ("data_time", "step_time"):
+        assert sum(step[name] for step in done) == pytest.approx(sum(sleep.slept.values()))
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_the_step_of_the_module_gets_the_closure_of_lightning(tmp_path, fails):
+    from lightning.pytorch.loops.optimization.automatic import Closure
+
+    seen = []
+
+    class Module(tiny_lightning.tree().Automatic):
+        def optimizer_step(self, epoch, batch_idx, optimizer, optimizer_closure):
+            seen.append((optimizer_closure, type(optimizer_closure)))
+            optimizer.step(closure=optimizer_closure)
+            if fails and batch_idx == 5:
+                raise RuntimeError("no")
+
+    with pytest.raises(RuntimeError, match="no") if fails else nullcontext():
+        fit(tmp_path, Module())
+    assert [kind for _, kind in seen] == [Closure] * 6
+    assert not any("closure" in vars(closure) for closure, _ in seen)
+    assert all(step["forward_time"] > 0 for step in steps(tmp_path))
+
+
+def test_loggers_get_metrics_by_name(tmp_path):
+    logger = tiny_lightning.tree().CSVLogger(tmp_path)
+    rows, inner = [], logger.log_metrics
+    logger.log_metrics = lambda **named: (rows.append(named), inner(**named))
+    fit(tmp_path, logger=logger)
+    assert any("perf/step_time" in row["metrics"] for row in rows)
+    assert {*map(frozenset, rows)} == {frozenset({"metrics", "step"})}
+
+
+@pytest.mark.parametrize("hook", [None, "on_train_start", "on_train_batch_end"])
+def test_the_list_of_callbacks_is_as_before_after_a_fit(tmp_path, hook):
+    kinds = tiny_lightning.tree()
+
+    def fail(*_):
+        raise RuntimeError(hook)
+
+    other = type("Failing", (kinds.Callback,), {hook: fail} if hook else {})()
+    trainer = tiny_lightning.trainer(tmp_path, kinds.PerfCallback(), other)
+    callbacks = trainer.callbacks
+    before = [*callbacks]
+    with pytest.raises(RuntimeError, match=hook) if hook else nullcontext():
+        trainer.fit(kinds.Automatic(), tiny_lightning.loader())
+    assert trainer.callbacks is callbacks
+    assert callbacks == before
+
+
+def test_copies_made_within_a_fit_work(tmp_path):
+    class Copying(tiny_lightning.tree().Callback):
+        def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+            if batch_idx == 3:
+                plugin, (optimizer,) = trainer.strategy.precision_plugin, trainer.optimizers
+                self.module, self.trainer = copy.deepcopy(pl_module), copy.deepcopy(trainer)
+                self.optimizers = [copy.deepcopy(optimizer), pickle.loads(pickle.dumps(optimizer))]
+                self.loader, self.plugin = copy.copy(trainer.train_dataloader), pickle.loads(pickle.dumps(plugin))
+
+    copies = Copying()
+    ours, trainer = fit(tmp_path, "Automatic", copies)
+    copies.module.net(torch.ones(1, 4))
+    for optimizer in copies.optimizers:
+        optimizer.zero_grad()
+        optimizer.step()
+    assert len([*copies.loader]) == 6
+    assert type(copies.plugin) is type(trainer.strategy.precision_plugin)
+    assert type(copies.trainer.callbacks) is list
+    assert ours.summary.steps == 6
+
+
+@BOTH
+def test_a_trainer_and_its_module_are_freed_though_the_callback_is_kept(tmp_path, of):
+    def references():
+        module = tiny_lightning.tree(of).Automatic()
+        ours, trainer = fit(tmp_path, module, of=of)
+        return ours, [weakref.ref(thing) for thing in (trainer, module, module.net, trainer.optimizers[0])]
+
+    ours, gone = references()
+    del ours.log, ours.log_dict  # the trainer puts the module's own on every callback
+    gc.collect()
+    assert [reference() for reference in gone] == [None] * 4
+    assert ours.summary.steps == 6
+
+
+def test_rows_of_a_resumed_run_stand_at_the_step_of_the_loss(tmp_path):
+    kinds, config = tiny_lightning.tree(), PerfConfig(flops="off")
+    options = {"accumulate_grad_batches": 2}
+    attempts.lightning(tmp_path, ours=kinds.PerfCallback(config), until=4, **options)
+    options["logger"] = kinds.CSVLogger(tmp_path / "resumed")
+    attempts.lightning(tmp_path, ours=kinds.PerfCallback(config), until=8, resume=4, **options)
+    rows, losses = rows_and_losses(tmp_path)
+    assert losses == [*range(losses[0], losses[0] + 4)]  # from 4 on, or from 3 with Lightning 2.4
+    assert rows == losses[1::2]  # a checkpoint fell in the other ones
+
+
+def test_a_checkpoint_holds_plain_values_under_a_key_of_its_own(tmp_path):
+    ours = tiny_lightning.tree().PerfCallback()
+    attempts.lightning(tmp_path, tiny_lightning.tree().PerfCallback(), ours=ours, until=2)
+    checkpoint = torch.load(saved(tmp_path, 2), weights_only=True)
+    ours_saved = checkpoint["perf_callbacks"]
+    times = {"started_unix", "first_unix", "elapsed_seconds", "productive_seconds"}
+    assert all(type(ours_saved.pop(name)) is float for name in times)
+    assert ours_saved == {
+        "run_id": ours.summary.run_id,
+        "attempt": 1,
+        "rank": 0,
+        "step": 2,
+        "samples": 8,
+        "tokens": None,
+    }
+    assert not [key for key in checkpoint["callbacks"] if "Perf" in key]
+
+
+def test_a_checkpoint_loaded_to_validate_it_changes_nothing(tmp_path):
+    ours = tiny_lightning.tree().PerfCallback()
+    trainer = attempts.lightning(tmp_path, ours=ours, until=4)
+    weights, before = tmp_path / "weights.ckpt", ours.summary
+    trainer.save_checkpoint(weights, weights_only=True)
+    assert "perf_callbacks" not in torch.load(weights, weights_only=True)
+    for path in (saved(tmp_path, 2), weights):
+        trainer.validate(ckpt_path=path, dataloaders=tiny_lightning.loader(), verbose=False)
+        assert ours.summary == before
+
+
+@BOTH
+def test_a_second_fit_of_the_same_trainer_goes_on(tmp_path, of):
+    kinds = tiny_lightning.tree(of)
+    ours, module = kinds.PerfCallback(), kinds.Automatic()
+    trainer = tiny_lightning.trainer(tmp_path, ours, of=of, max_steps=4)
+    trainer.fit(module, tiny_lightning.loader())
+    trainer.fit_loop.epoch_loop.max_steps = 6
+    trainer.fit(module, tiny_lightning.loader())
+    assert numbers(tmp_path) == [(1, 0), (2, 4)]
+    assert len({run.run_id for run in opened(tmp_path)}) == 1
+    assert totals(tmp_path) == [(16, None), (24, None)]
+
+
+def test_the_same_callback_in_another_trainer_begins_anew(tmp_path):
+    ours = tiny_lightning.tree().PerfCallback()
+    attempts.lightning(tmp_path, ours=ours, until=4)
+    attempts.lightning(tmp_path, ours=ours, until=4)
+    assert numbers(tmp_path) == [(1, 0), (1, 0)]
+    assert len({run.run_id for run in opened(tmp_path)}) == 2
+    assert totals(tmp_path) == [(16, None), (16, None)]
+
+
+@pytest.mark.parametrize("finder", ["BatchSizeFinder", "LearningRateFinder"])
+def test_the_trials_of_a_tuner_do_not_count(tmp_path, finder):
+    class Module(tiny_lightning.tree().Automatic):
+        def __init__(self):
+            super().__init__()
+            self.batch_size, self.lr = 4, 0.1
+
+        def train_dataloader(self):
+            return tiny_lightning.loader(40, self.batch_size)
+
+        def val_dataloader(self):
+            return tiny_lightning.loader(4)
+
+    options = {"max_trials": 1, "steps_per_trial": 2} if finder == "BatchSizeFinder" else {"num_training_steps": 3}
+    ours = tiny_lightning.tree().PerfCallback()
+    trainer = tiny_lightning.trainer(tmp_path, getattr(tiny_lightning.tree().callbacks, finder)(**options), ours)
+    module = Module()
+    trainer.fit(module)
+    assert [step["step"] for step in steps(tmp_path)] == [1, 2, 3, 4, 5, 6]
+    assert numbers(tmp_path) == [(1, 0)]
+    assert totals(tmp_path) == [(6 * module.batch_size, None)]
+
+
+def test_a_checkpoint_before_the_first_step_has_the_loaded_counters(tmp_path):
+    class Trying(tiny_lightning.tree().Callback):
+        def on_fit_start(self, trainer, pl_module):
+            trainer.save_checkpoint(tmp_path / "trial.ckpt")
+
+    attempts.lightning(tmp_path, until=4)
+    attempts.lightning(tmp_path, Trying(), until=8, resume=4)
+    loaded, tried = [torch.load(path, weights_only=True) for path in (saved(tmp_path, 4), tmp_path / "trial.ckpt")]
+    assert tried["perf_callbacks"] == loaded["perf_callbacks"]
+
+
+YAML = """
+trainer:
+  max_steps: 3
+  accelerator: cpu
+  devices: 1
+  logger: false
+  enable_progress_bar: false
+  enable_checkpointing: false
+  enable_model_summary: false
+  default_root_dir: {root}
+  callbacks:
+    - class_path: perf_callbacks.{framework}.PerfCallback
+      init_args:
+        config: {config}
+"""
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch):
+    """A fit as from a command line, with the configuration of our callback in YAML."""
+    monkeypatch.setenv("JSONARGPARSE_DEPRECATION_WARNINGS", "off")  # of what Lightning calls
+    monkeypatch.setattr("sys.argv", ["train.py"])
+
+    def run(config, of="lightning"):
+        kinds, file = tiny_lightning.tree(of), tmp_path / "config.yaml"
+        data = type("Data", (kinds.pl.LightningDataModule,), {"train_dataloader": lambda _: tiny_lightning.loader()})
+        file.write_text(YAML.format(root=tmp_path, framework=of, config=config))
+        cli = importlib.import_module(f"{tiny_lightning.FRAMEWORKS[of]}.cli").LightningCLI
+        return cli(kinds.Automatic, data, args=["fit", "--config", str(file)], save_config_callback=None)
+
+    return run
+
+
+@BOTH
+def test_a_fit_is_configured_from_yaml(tmp_path, run, of):
+    assert run("null", of).trainer.global_step == 3
+    assert run("{gc_interval: 11, gc: observe, peak_tflops: bf16=989.5}", of).trainer.global_step == 3
+    (opened,) = records(tmp_path, Run)
+    assert (opened.config["gc_interval"], opened.config["gc"]) == (11, "observe")
+
+
+@pytest.mark.parametrize("config", ["{gc_intervall: 11}", "{gc: sometimes}"])
+def test_a_mistake_in_the_yaml_is_refused(tmp_path, run, capsys, config):
+    with pytest.raises(SystemExit) as stopped:
+        run(config)
+    assert stopped.value.code == 2
+    assert config.strip("{}").partition(":")[0] in capsys.readouterr().err
+    assert not (tmp_path / "perf_callbacks").exists()

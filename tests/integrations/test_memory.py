@@ -1,7 +1,8 @@
 """Parts of memory against what is known of the model, and the use of the machine, second by second of the test."""
 
 import gc
-from dataclasses import replace
+import itertools
+from contextlib import suppress
 from types import SimpleNamespace
 
 import pytest
@@ -10,14 +11,11 @@ import torch
 from fake_watchdog import FakeWatchdog
 from metric_keys import needing
 from nvml_stub import INSTANCE, load, uuid
-from short_trainings import DOORS
 from torch import nn
 from torch.optim import optimizer as optimizers
-from torch.utils.checkpoint import checkpoint
 
 from perf_callbacks import PerfConfig
 from perf_callbacks.journal import Memory, Use
-from perf_callbacks.kernel.fit import environment
 from perf_callbacks.kernel.process.device_facts import Allocator, Features
 from perf_callbacks.kernel.process.device_use import DeviceUse
 from perf_callbacks.kernel.process.processes import Processes
@@ -30,9 +28,11 @@ from perf_callbacks.transformers import PerfCallback
 
 pytestmark = pytest.mark.usefixtures("accelerate_state", "nothing_compiled")
 
+
 WIDTH, ROWS, LAYERS = 128, 64, 4
 LAYER, RESULT = 4 * WIDTH * WIDTH, 4 * ROWS * WIDTH
 """Bytes of the weights of a layer, and of its result."""
+ALL = LAYERS * LAYER
 
 
 @pytest.fixture
@@ -57,32 +57,20 @@ class Tied(nn.Module):
 
 
 class Wasteful(nn.Module):
-    """Its forward makes and frees a tensor, twice."""
+    """Its forward makes and frees more than all gradients, and so has the peak of the step."""
 
-    def __init__(self):
-        super().__init__()
-        self.layer = nn.Linear(WIDTH, WIDTH)
-
-    def forward(self, rows):
-        large = rows.detach().repeat(100, 1)
-        return self.layer(rows) + (large * 2).sum()
-
-
-class Checkpointed(nn.Module):
     def __init__(self):
         super().__init__()
         self.layers = a_model()
 
     def forward(self, rows):
-        for layer in self.layers:
-            rows = checkpoint(layer, rows, use_reentrant=False)
-        return rows
+        result = self.layers(rows)
+        return result + rows.detach().repeat(100, 1).sum()
 
 
 def train(directory, model, optimizer, batch, *, steps=4, after_step=lambda _: None, **config):
-    with measure(
-        model=model, optimizer=optimizer, loader=[batch] * steps, config=PerfConfig(output_dir=str(directory), **config)
-    ) as perf:
+    config = PerfConfig(output_dir=str(directory), **config)
+    with measure(model=model, optimizer=optimizer, loader=[batch] * steps, config=config) as perf:
         for step, rows in enumerate(perf.loader, 1):
             model(rows).pow(2).mean().backward()
             optimizer.step()
@@ -109,11 +97,8 @@ def frozen(model):
     return model
 
 
-HALF = LAYERS // 2 * LAYER
-ALL = LAYERS * LAYER
 CASES = {
     # model, optimizer, batch: weights, gradients, state, activations
-    "momentum": (a_model, sgd, None, (ALL, ALL, ALL, LAYERS * RESULT)),
     "adam": (a_model, adam, None, (ALL, ALL, 2 * ALL, LAYERS * RESULT)),
     # of the frozen half, only the result of the second layer is needed
     "frozen": (lambda: frozen(a_model()), adam, None, (ALL, ALL - 3 * LAYER, 2 * (ALL - 3 * LAYER), 2 * RESULT)),
@@ -124,13 +109,11 @@ CASES = {
         torch.ones(ROWS, WIDTH).bfloat16(),
         (ALL / 2, ALL / 2, ALL, LAYERS * RESULT / 2),
     ),
-    # inputs of the layers and of the activation functions
-    "checkpointed": (Checkpointed, sgd, None, (ALL, ALL, ALL, 2 * LAYERS * RESULT)),
 }
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_parts_are_those_that_the_model_is_known_to_have(tmp_path, case):
+def test_parts_are_as_the_model_is_known_to_have_them(tmp_path, case):
     make, optimizer, batch, truth = CASES[case]
     model = make()
     summary = train(tmp_path, model, optimizer(model), torch.ones(ROWS, WIDTH) if batch is None else batch)
@@ -141,14 +124,6 @@ def test_parts_are_those_that_the_model_is_known_to_have(tmp_path, case):
     assert parts.peak_gb >= parts.weights_gb + parts.optimizer_gb + parts.activations_gb
     assert summary.memory.parts_gb["activations"] == parts.activations_gb
     assert "context" not in summary.memory.parts_gb
-
-
-def test_temporary_memory_is_what_is_made_and_freed(tmp_path):
-    model = Wasteful()
-    train(tmp_path, model, sgd(model), torch.ones(ROWS, WIDTH))
-    (parts,) = recorded(tmp_path, Memory)
-    assert parts.temporary_gb == pytest.approx(2 * 100 * RESULT / GB, rel=0.02)
-    assert parts.peak_gb == pytest.approx(2 * 100 * RESULT / GB, rel=0.05)
 
 
 def test_gradients_that_stay_are_counted_once(tmp_path):
@@ -163,24 +138,12 @@ def test_gradients_that_stay_are_counted_once(tmp_path):
     assert static <= parts.peak_gb <= static + parts.temporary_gb
 
 
-class LargeForward(nn.Module):
-    """Its forward makes and frees more than all gradients, and so has the peak of the step."""
-
-    def __init__(self):
-        super().__init__()
-        self.layers = a_model()
-
-    def forward(self, rows):
-        result = self.layers(rows)
-        return result + rows.detach().repeat(100, 1).sum()
-
-
 @pytest.mark.parametrize(
     ("freed", "kept_in_forward"),
     [("after the step", 0), ("before the forward", 0), ("after the forward", ALL), ("by a closure", ALL)],
 )
 def test_gradients_that_the_forward_finds_count_in_its_peak(tmp_path, freed, kept_in_forward):
-    model = LargeForward()
+    model = Wasteful()
     optimizer = sgd(model)
     rows = torch.ones(ROWS, WIDTH)
 
@@ -210,26 +173,6 @@ def test_gradients_that_the_forward_finds_count_in_its_peak(tmp_path, freed, kep
     assert parts.temporary_gb == pytest.approx(100 * RESULT / GB, rel=0.02)
     peak = 2 * ALL + kept_in_forward + LAYERS * RESULT + 100 * RESULT
     assert parts.peak_gb == pytest.approx(peak / GB, rel=0.02)
-
-
-def test_gradients_that_a_closure_frees_and_makes_count_once(tmp_path):
-    model = a_model()
-    optimizer = sgd(model)
-    rows = torch.ones(ROWS, WIDTH)
-
-    def closure():
-        loss = model(rows).mean()
-        optimizer.zero_grad()
-        loss.backward()
-
-    with measure(
-        model=model, optimizer=optimizer, loader=[rows] * 4, config=PerfConfig(output_dir=str(tmp_path))
-    ) as perf:
-        for _ in perf.loader:
-            optimizer.step(closure)
-    (parts,) = recorded(tmp_path, Memory)
-    assert parts.gradients_gb == pytest.approx(ALL / GB)
-    assert parts.peak_gb == pytest.approx((3 * ALL + (LAYERS + 1) * RESULT) / GB, rel=0.02)  # in the last layer
 
 
 def test_without_a_count_activations_are_unknown_and_the_rest_is_known(tmp_path):
@@ -297,11 +240,11 @@ class Momentum(torch.optim.Optimizer):
     def __init__(self, params):
         super().__init__(params, {})
         self.weights = [*self.param_groups[0]["params"]]
-        self.moments = {"first": [torch.zeros_like(one) for one in self.weights]}
+        self.moments = {"first": [torch.zeros_like(weight) for weight in self.weights]}
         self.gradients = []
 
     def step(self, closure=None):
-        self.gradients = [one.grad for one in self.weights]
+        self.gradients = [weight.grad for weight in self.weights]
         for weight, moment in zip(self.weights, self.moments["first"], strict=True):
             moment.add_(weight.grad)
             weight.data.sub_(moment, alpha=0.01)
@@ -353,119 +296,108 @@ def test_tensors_without_a_storage_of_their_own_are_taken_apart():
     assert step_memory.sizes([torch.ones(2, device="meta")], "cpu") == {}
 
 
-@pytest.mark.parametrize("how", ["end", "raise", "leave"])
-def test_no_hook_stays(tmp_path, how):
+@pytest.mark.parametrize("end", ["in order", "by an error", "in a step"])
+def test_no_hook_stays(tmp_path, end):
     before = [*optimizers._global_optimizer_pre_hooks]
-    model = a_model()
-
-    def after_step(step):
-        if how == "raise" and step == 1:
-            raise ValueError("no")
-
-    if how == "raise":
-        with pytest.raises(ValueError, match="no"):
-            train(tmp_path, model, sgd(model), torch.ones(ROWS, WIDTH), after_step=after_step)
-    elif how == "leave":
-        optimizer, config = sgd(model), PerfConfig(output_dir=str(tmp_path))
-        with measure(model=model, optimizer=optimizer, loader=[torch.ones(2, WIDTH)] * 3, config=config) as perf:
-            for rows in perf.loader:
-                model(rows).sum().backward()
-                if perf.summary.steps:
-                    break
-                optimizer.step()
-    else:
-        train(tmp_path, model, sgd(model), torch.ones(ROWS, WIDTH))
+    model, config = a_model(), PerfConfig(output_dir=str(tmp_path))
+    optimizer, rows = sgd(model), torch.ones(2, WIDTH)
+    with (
+        suppress(ZeroDivisionError),
+        measure(model=model, optimizer=optimizer, loader=[rows] * 3, config=config) as perf,
+    ):
+        for batch in perf.loader:
+            model(batch).sum().backward()
+            if perf.summary.steps and end == "in a step":
+                break
+            optimizer.step()
+            if end == "by an error":
+                raise ZeroDivisionError
     gc.collect()
     assert [*optimizers._global_optimizer_pre_hooks] == before
 
 
 @pytest.fixture
 def ticks(monkeypatch):
-    found = FakeWatchdog()
-    monkeypatch.setattr(memory, "WATCHDOG", found)
-    return found
+    watchdog = FakeWatchdog()
+    monkeypatch.setattr(memory, "WATCHDOG", watchdog)
+    return watchdog
 
 
-@pytest.mark.parametrize("door", DOORS)
-def test_every_integration_notes_use_and_parts(tmp_path, ticks, door):
-    done = DOORS[door](tmp_path, lambda _: ticks.pass_seconds(10))
-    uses, parts = recorded(tmp_path, Use), recorded(tmp_path, Memory)
+def train_ten_seconds_a_step(directory, ticks, *, steps=8, batch=None):
+    """Every ten seconds there is a record of use."""
+    model = a_model()
+    batch = torch.ones(2, WIDTH) if batch is None else batch
+    return train(directory, model, sgd(model), batch, steps=steps, after_step=lambda _: ticks.pass_seconds(10))
+
+
+def test_the_use_of_this_machine_is_noted(tmp_path, ticks):
+    train_ten_seconds_a_step(tmp_path, ticks)
+    uses = recorded(tmp_path, Use)
     assert len(uses) == 8
     assert all(use.resident_gb > 0 for use in uses)
     assert uses[0].cpu_load is None
     assert all(use.cpu_load >= 0 for use in uses[1:])
-    assert len(parts) == 1
-    assert parts[0].weights_gb > 0
-    assert parts[0].gradients_gb == pytest.approx(parts[0].weights_gb, rel=0.1)
-    assert done.summary.memory.parts_gb["weights"] == parts[0].weights_gb
 
 
-def used(monkeypatch, readings, cpus=4):
-    found = iter(readings)
-    own = SimpleNamespace(read=lambda: next(found), allowed_cpus=lambda: cpus)
+def used(monkeypatch, read):
+    own = SimpleNamespace(read=read, allowed_cpus=lambda: 4)
     monkeypatch.setattr(memory, "processes", own)  # advice reads the processes too
 
 
-def test_load_and_reads_are_those_since_the_last_record(tmp_path, ticks, monkeypatch):
+def test_load_and_reads_count_since_the_last_record(tmp_path, ticks, monkeypatch):
     readings = [
         Processes(cpu_seconds=5.0 + 20 * place, resident_bytes=10**9, anonymous_bytes=None, read_bytes=10**6 * place)
         for place in range(9)
     ]
-    used(monkeypatch, readings)
-    DOORS["loop"](tmp_path, lambda _: ticks.pass_seconds(10))
+    used(monkeypatch, iter(readings).__next__)
+    train_ten_seconds_a_step(tmp_path, ticks)
     uses = recorded(tmp_path, Use)
     assert [(use.cpu_load, use.read_mb) for use in uses] == [(None, None), *[(0.5, 1.0)] * 7]
-    (watch,) = [one for one in ticks.watched if isinstance(one, memory.MemoryWatch)]
+    (watch,) = [watched for watched in ticks.watched if isinstance(watched, memory.MemoryWatch)]
     assert watch.resources() == {"cpu_cores": 2.0, "resident_gb": 1.0}
     assert [use.step for use in uses] == [*range(1, 9)]
 
 
 def test_where_nothing_is_known_nothing_is_written(tmp_path, ticks, monkeypatch):
     monkeypatch.setattr(memory.processes, "read", lambda: None)
-    done = DOORS["loop"](tmp_path, lambda _: ticks.pass_seconds(10))
+    summary = train_ten_seconds_a_step(tmp_path, ticks)
     assert recorded(tmp_path, Use) == []
-    assert done.summary.memory.resident_gb_per_hour is None
+    assert summary.memory.resident_gb_per_hour is None
 
 
 def test_an_error_in_the_watch_ends_no_measuring(tmp_path, ticks, monkeypatch):
     monkeypatch.setattr(memory, "StepMemory", lambda *_: 1 / 0)
-    done = DOORS["loop"](tmp_path, lambda _: None)
-    assert done.summary.failure is None
+    assert train_ten_seconds_a_step(tmp_path, ticks).failure is None
     assert recorded(tmp_path, Memory) == []
 
 
-def test_a_gpu_tells_its_peak_its_context_and_its_use(tmp_path, ticks, monkeypatch):
+def a_gpu(monkeypatch, use):
+    """Let the CPU look as a GPU does, with this use."""
     monkeypatch.setattr(memory.device.Cpu, "allocator", lambda _: Allocator(3 * 10**9, 4 * 10**9, 1, 10**9))
-    use = DeviceUse(
-        utilization=0.75, memory_bytes=6 * 10**9, own_bytes=5 * 10**9, watts=300.0, throttled_by=("power cap",)
-    )
     monkeypatch.setattr(memory, "Monitor", lambda _: SimpleNamespace(read=lambda: use, close=lambda: None))
     monkeypatch.setattr(memory.device.Cpu, "features", lambda _: Features(uuid="a-uuid"))
-    model = a_model()
-    train(tmp_path, model, sgd(model), torch.ones(ROWS, WIDTH), after_step=lambda _: ticks.pass_seconds(10))
+
+
+def test_a_gpu_tells_its_peak_its_context_and_its_use(tmp_path, ticks, monkeypatch):
+    figures = {"utilization": 0.75, "memory_bytes": 6 * 10**9, "own_bytes": 5 * 10**9, "watts": 300.0}
+    a_gpu(monkeypatch, DeviceUse(**figures, throttled_by=("power cap",)))
+    train_ten_seconds_a_step(tmp_path, ticks, batch=torch.ones(ROWS, WIDTH))
     (parts,) = recorded(tmp_path, Memory)
     assert (parts.peak_gb, parts.context_gb) == (3.0, 1.0)
     assert parts.activations_gb == pytest.approx(LAYERS * RESULT / GB, rel=0.02)
     others = parts.weights_gb + parts.gradients_gb + parts.optimizer_gb + parts.activations_gb
     assert parts.temporary_gb == pytest.approx(3.0 - others, abs=1e-8)
     last = recorded(tmp_path, Use)[-1]
-    assert (last.gpu_utilization, last.gpu_memory_gb, last.power_watts, last.throttled_by) == (
-        0.75,
-        6.0,
-        300.0,
-        ("power cap",),
-    )
+    assert (last.gpu_utilization, last.gpu_memory_gb, last.power_watts) == (0.75, 6.0, 300.0)
+    assert last.throttled_by == ("power cap",)
 
 
-def test_the_context_of_several_gpus_is_unknown_as_only_one_is_read(tmp_path, ticks, monkeypatch):
-    monkeypatch.setattr(memory.device.Cpu, "allocator", lambda _: Allocator(3 * 10**9, 4 * 10**9, 1, 10**9))
-    use = DeviceUse(own_bytes=5 * 10**9)
-    monkeypatch.setattr(memory, "Monitor", lambda _: SimpleNamespace(read=lambda: use, close=lambda: None))
-    monkeypatch.setattr(memory.device.Cpu, "features", lambda _: Features(uuid="a-uuid"))
+def test_the_context_of_several_gpus_is_unknown(tmp_path, ticks, monkeypatch):
+    """Only the first of them is read."""
+    a_gpu(monkeypatch, DeviceUse(own_bytes=5 * 10**9))
     of_model = memory.device.of_model
-    monkeypatch.setattr(memory.device, "of_model", lambda *found: 2 * of_model(*found))
-    model = a_model()
-    train(tmp_path, model, sgd(model), torch.ones(ROWS, WIDTH), after_step=lambda _: ticks.pass_seconds(10))
+    monkeypatch.setattr(memory.device, "of_model", lambda *place: 2 * of_model(*place))
+    train_ten_seconds_a_step(tmp_path, ticks)
     (parts,) = recorded(tmp_path, Memory)
     assert (parts.peak_gb, parts.context_gb) == (6.0, None)
 
@@ -497,17 +429,7 @@ def test_nvml_tells_energy_clocks_and_activity(tmp_path, ticks, monkeypatch):
     assert summary.joules_per_token is None  # the batches have no tokens
 
 
-@pytest.mark.parametrize(("reasons", "causes"), [(0x40, ["throttle"]), (0x4, []), (0x1, [])])
-def test_heat_is_a_finding_and_a_power_cap_at_the_default_limit_is_none(tmp_path, ticks, monkeypatch, reasons, causes):
-    read = environment.read
-    monkeypatch.setattr(environment, "read", lambda **known: replace(read(**known), accelerator="cuda"))
-    summary, _ = on_the_stub(tmp_path, monkeypatch, ticks, steps=61, reasons=reasons, mhz=1386)
-    found = [finding for finding in summary.findings if finding.cause == "throttle"]
-    assert [finding.cause for finding in found] == causes
-    assert [finding.share for finding in found] == [pytest.approx(0.75 * 0.3)] * len(causes)
-
-
-def test_a_fit_that_nobody_ends_leaves_nothing_open_in_nvml(tmp_path, ticks, monkeypatch):
+def test_an_abandoned_fit_leaves_nothing_open_in_nvml(tmp_path, ticks, monkeypatch):
     stub = load(monkeypatch)
     monkeypatch.setattr(memory.device.Cpu, "features", lambda _: Features(uuid=uuid(3)))
     config = PerfConfig(output_dir=str(tmp_path), flops="off")
@@ -528,12 +450,6 @@ def test_a_fit_that_nobody_ends_leaves_nothing_open_in_nvml(tmp_path, ticks, mon
     assert (stub.started, stub.samples) == (0, 0)
 
 
-@pytest.mark.parametrize("has", [{"errors": "energy=3"}, {"mig": 1}, {"processes": 2}, {"errors": "*=15"}])
-def test_energy_is_unknown_where_it_is_not_that_of_the_fit(tmp_path, ticks, monkeypatch, has):
-    summary, _ = on_the_stub(tmp_path, monkeypatch, ticks, **has)
-    assert (summary.energy, summary.joules_per_step) == (None, None)
-
-
 def test_without_a_count_activations_come_from_the_allocator(tmp_path, monkeypatch):
     monkeypatch.setattr(memory.device.Cpu, "allocator", lambda _: Allocator(10**9, 10**9, 0, 10**9))
     model = a_model()
@@ -543,59 +459,39 @@ def test_without_a_count_activations_come_from_the_allocator(tmp_path, monkeypat
     assert parts.activations_gb == pytest.approx(1 - 3 * ALL / GB)
 
 
-def rows_of_a_fit(directory, before_row=lambda _: None):
-    model = a_model()
-    optimizer, rows = sgd(model), []
-    config = PerfConfig(output_dir=str(directory))
+@pytest.mark.parametrize("allocates", [True, False])
+def test_memory_of_an_allocator_is_in_each_row(tmp_path, monkeypatch, allocates):
+    rows, retries, model = [], [5], a_model()
+    if allocates:
+        monkeypatch.setattr(
+            memory.device.Cpu, "allocator", lambda _: Allocator(2 * 10**9, 3 * 10**9, retries[-1], 10**9)
+        )
+    optimizer, config = sgd(model), PerfConfig(output_dir=str(tmp_path))
     with measure(model=model, optimizer=optimizer, loader=[torch.ones(2, WIDTH)] * 8, config=config) as perf:
-        for batch in perf.loader:
+        for step, batch in enumerate(perf.loader, 1):
             model(batch).sum().backward()
             optimizer.step()
-            before_row(len(rows))
+            retries.append(8 if step > 5 else 5)
             rows.append(perf.row())
-    return [row for row in rows if row]
-
-
-def test_memory_of_an_allocator_is_in_each_row(tmp_path, monkeypatch):
-    retries = [5]
-    monkeypatch.setattr(memory.device.Cpu, "allocator", lambda _: Allocator(2 * 10**9, 3 * 10**9, retries[-1], 10**9))
-    found = rows_of_a_fit(tmp_path, lambda row: retries.append(8 if row > 4 else 5))
-    assert [row["perf/memory_allocated_peak_gb"] for row in found] == [2.0] * len(found)
-    assert [row["perf/memory_reserved_gb"] for row in found] == [3.0] * len(found)
-    assert [row["perf/allocator_retries"] for row in found] == [0, 0, 0, 3, 0, 0][: len(found)]
-
-
-def test_without_an_allocator_a_row_has_no_memory(tmp_path):
-    found = rows_of_a_fit(tmp_path)
-    assert found
-    assert not [row for row in found if needing(GPU) & row.keys()]
-
-
-class Leaky:
-    """Memory by the minute: resident, and its anonymous part."""
-
-    def __init__(self, grows_by, anonymous_by):
-        self.minute, self.grows_by, self.anonymous_by = -1, grows_by, anonymous_by
-
-    def __call__(self):
-        self.minute += 1
-        size = 10**9 + self.minute * self.grows_by
-        own = None if self.anonymous_by is None else 10**9 + self.minute * self.anonymous_by
-        return Processes(cpu_seconds=0.0, resident_bytes=size, anonymous_bytes=own, read_bytes=None)
+    figures = [[row[key] for key in sorted(needing(GPU) & row.keys())] for row in rows if row]
+    assert figures == [[number, 2.0, 3.0] if allocates else [] for number in (0, 0, 0, 3, 0, 0)]
 
 
 @pytest.mark.parametrize(("grows_by", "anonymous_by"), [(0, 0), (10**7, 10**7), (10**7, 0), (10**7, None)])
 def test_a_leak_is_a_finding_and_a_clean_run_has_none(tmp_path, ticks, monkeypatch, grows_by, anonymous_by):
-    own = SimpleNamespace(read=Leaky(grows_by, anonymous_by), allowed_cpus=memory.processes.allowed_cpus)
-    monkeypatch.setattr(memory, "processes", own)  # advice reads the processes too
-    model = a_model()
-    summary = train(
-        tmp_path, model, sgd(model), torch.ones(2, WIDTH), steps=30, after_step=lambda _: ticks.pass_seconds(10)
-    )
+    def readings():
+        for minute in itertools.count():
+            own = None if anonymous_by is None else 10**9 + minute * anonymous_by
+            yield Processes(
+                cpu_seconds=0.0, resident_bytes=10**9 + minute * grows_by, anonymous_bytes=own, read_bytes=None
+            )
+
+    used(monkeypatch, readings().__next__)
+    summary = train_ten_seconds_a_step(tmp_path, ticks, steps=30)
     assert summary.memory.resident_gb_per_hour == pytest.approx(grows_by / GB * 360)
-    found = [finding for finding in summary.findings if finding.cause == "memory"]
-    assert len(found) == bool(anonymous_by)
-    for finding in found:
+    findings = [finding for finding in summary.findings if finding.cause == "memory"]
+    assert len(findings) == bool(anonymous_by)
+    for finding in findings:
         assert " grew by 3.6 GB per hour (10 MB per step), from 1.1 to 1.2 GB" in finding.evidence
 
 

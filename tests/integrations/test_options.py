@@ -71,13 +71,13 @@ def test_precision_has_no_effect_beside_a_plugin_of_the_program(tmp_path):
     assert "precision" in written(tmp_path / "usual")["options"]
 
 
-@pytest.mark.parametrize(("apart", "known"), [(6, True), (3, True), (1, False)])
-def test_lightnings_arguments_are_named_for_spans_of_their_own(tmp_path, apart, known):
+@pytest.mark.parametrize(("apart", "named"), [(6, True), (3, True), (1, False)])
+def test_lightnings_arguments_are_named_for_spans_of_their_own(tmp_path, apart, named):
     saving = ModelCheckpoint(dirpath=tmp_path, every_n_epochs=1)
-    said = written(tmp_path, saving, apart=apart)
+    sentences = written(tmp_path, saving, apart=apart)
     plain = f"one after every {3 * apart} steps"
-    assert said[CHECKPOINT] == ("ModelCheckpoint(every_n_epochs=3)" if known else plain)
-    assert said[EVALUATION] == ("Trainer(check_val_every_n_epoch=3)" if known else plain)
+    assert sentences[CHECKPOINT] == ("ModelCheckpoint(every_n_epochs=3)" if named else plain)
+    assert sentences[EVALUATION] == ("Trainer(check_val_every_n_epoch=3)" if named else plain)
 
 
 @pytest.mark.parametrize(("apart", "sentence"), [(300, "TrainingArguments(save_steps=900)"), (2, None)])

@@ -1,4 +1,4 @@
-"""Profiled steps of real trainings: a record, a trace and a line on the card, and the training is unharmed."""
+"""Profiled steps of real trainings: a record, a trace, a line on the card, a finding, and the training is unharmed."""
 
 import errno
 import gzip
@@ -6,22 +6,25 @@ import json
 import logging
 import os
 import signal
+import subprocess
 import sys
 
 import pytest
 import torch
 from launching import run_ranks
-from short_trainings import DOORS
+from short_trainings import DOORS, loop
 from tiny import records, steps
 from torch import nn
 from torch.profiler import ProfilerActivity, profile, schedule
 
-from perf_callbacks import session
+from perf_callbacks import PerfConfig
 from perf_callbacks.commands import main
 from perf_callbacks.kernel.process.torch_profiler import StepProfiler
+from perf_callbacks.kernel.records.fit_records import Finding
 from perf_callbacks.kernel.records.flops_record import Flops
 from perf_callbacks.kernel.records.profile_record import Profile
 from perf_callbacks.kernel.records.rank_records import Stall, Straggler
+from perf_callbacks.loop import measure
 from perf_callbacks.profiles import observer
 from perf_callbacks.profiles.reducer import Reducer
 from perf_callbacks.report import cards
@@ -34,21 +37,20 @@ pytestmark = [
     ),
 ]
 
-
 CALL = nn.Module.__call__
 
 
 def lines(caplog):
-    return [one.getMessage() for one in caplog.records if "profile" in one.getMessage()]
+    return [record.getMessage() for record in caplog.records if "profile" in record.getMessage()]
 
 
 def left(directory):
     """Files about profiles in the output directory."""
-    return sorted([one.name for one in (directory / "perf_callbacks").iterdir() if "profile" in one.name])
+    return sorted([path.name for path in (directory / "perf_callbacks").iterdir() if "profile" in path.name])
 
 
 def excluded(directory, rank=0):
-    return [one["step"] for one in steps(directory, rank=rank) if one.get("excluded") == "profiled"]
+    return [step["step"] for step in steps(directory, rank=rank) if step.get("excluded") == "profiled"]
 
 
 def parents(path):
@@ -59,31 +61,40 @@ def parents(path):
 
 @pytest.fixture(autouse=True)
 def patient(monkeypatch):
-    """The side process may get little of a busy machine."""
+    """The side process may get little of a busy machine, and the training thread too."""
     monkeypatch.setattr(observer, "CLOSE_SECONDS", 120.0)
+    monkeypatch.setattr("perf_callbacks.kernel.process.cpu_time.read", lambda _thread: None)
 
 
 @pytest.mark.parametrize("door", DOORS)
-def test_every_integration_profiles_two_steps(tmp_path, door, capsys):
-    done = DOORS[door](tmp_path, lambda _: None, profile="5:2")
-    (found,) = records(tmp_path, Profile)
-    assert (found.timeline, found.steps, found.first_step) == ("cpu", 2, 5)
-    assert found.operations
-    assert sum(found.class_seconds.values()) == pytest.approx(found.busy_seconds)
-    assert excluded(tmp_path) == [5, 6]
-    assert left(tmp_path) == [found.trace] == ["profile0-5.json.gz"]
-    counted = {one.path for one in records(tmp_path, Flops)[-1].modules}
-    within = {path for one in counted for path in parents(one)}
-    assert {*found.heaviest_modules()} <= within
-    assert any(found.module_backward_seconds[path] > 0 for path in counted.intersection(found.module_backward_seconds))
-    assert "(optimizer)" not in found.module_backward_seconds
+def test_profiled_steps_leave_a_record_and_a_trace_and_change_no_loss(tmp_path, door, capsys):
+    plain = DOORS[door](tmp_path / "plain", lambda _: None)
+    assert records(tmp_path / "plain", Profile) == []
+    assert left(tmp_path / "plain") == excluded(tmp_path / "plain") == []
+    profiled = tmp_path / "profiled"
+    done = DOORS[door](profiled, lambda _: None, profile="5:2")
+    assert done.losses == plain.losses
+    assert all(map(torch.equal, done.weights, plain.weights))
+
+    (record,) = records(profiled, Profile)
+    assert (record.timeline, record.steps, record.first_step) == ("cpu", 2, 5)
+    assert record.operations
+    assert sum(record.class_seconds.values()) == pytest.approx(record.busy_seconds)
+    assert excluded(profiled) == [5, 6]
+    assert left(profiled) == [record.trace] == ["profile0-5.json.gz"]
+    counted = {module.path for module in records(profiled, Flops)[-1].modules}
+    assert {*record.heaviest_modules()} <= {path for module in counted for path in parents(module)}
+    assert any(
+        record.module_backward_seconds[path] > 0 for path in counted.intersection(record.module_backward_seconds)
+    )
+    assert "(optimizer)" not in record.module_backward_seconds
     assert nn.Module.__call__ is CALL
-    events = json.loads(gzip.decompress((tmp_path / "perf_callbacks/profile0-5.json.gz").read_bytes()))["traceEvents"]
-    assert {"ProfilerStep#5", "ProfilerStep#6"} <= {one["name"] for one in events}
+    trace = json.loads(gzip.decompress((profiled / "perf_callbacks" / record.trace).read_bytes()))
+    assert {"ProfilerStep#5", "ProfilerStep#6"} <= {event["name"] for event in trace["traceEvents"]}
     assert "profile from step 5: Operations ran for" in cards.closing(done.summary)
-    assert done.summary.profiles[0].module_seconds == found.heaviest_modules()
+    assert done.summary.profiles[0].module_seconds == record.heaviest_modules()
     capsys.readouterr()
-    assert main(["profile", str(tmp_path)]) == 0
+    assert main(["profile", str(profiled)]) == 0
     shown = capsys.readouterr().out
     assert shown.startswith("rank 0, steps 5 to 6: profile0-5.json.gz\nOperations ran for")
     assert "Modules (share of busy time" in shown
@@ -91,74 +102,40 @@ def test_every_integration_profiles_two_steps(tmp_path, door, capsys):
     assert not torch.autograd._profiler_enabled()
 
 
-BY_THE_CLOCK = {"finding", "gc", "straggler", "use"}
+def test_without_a_profile_the_journal_says_nothing_of_it(tmp_path):
+    loop(tmp_path / "unset", lambda _: None)
+    loop(tmp_path / "off", lambda _: None, profile="off")
+    for name in ("unset", "off"):
+        first, *others = (tmp_path / name / "perf_callbacks/rank0.jsonl").read_text().splitlines()
+        assert json.loads(first)["config"]["profile"] == "off"
+        assert not [line for line in others if "profile" in line]
+    assert left(tmp_path / "off") == []
 
 
-def journal(directory):
-    """Records in order. Records and findings that depend on times are left out."""
-    lines = (directory / "perf_callbacks/rank0.jsonl").read_text().splitlines()
-    found = [one for one in map(json.loads, lines) if one["type"] not in BY_THE_CLOCK]
-    return [{name: one[name] for name in one if name != "findings"} for one in found]
-
-
-def keys(value):
-    """All keys of records, at any depth."""
-    if isinstance(value, dict):
-        return [*value, *[key for one in value.values() for key in keys(one)]]
-    return [key for one in value for key in keys(one)] if isinstance(value, list) else []
-
-
-@pytest.mark.parametrize("door", DOORS)
-def test_a_run_with_profile_off_writes_the_journal_of_a_run_without_the_feature(tmp_path, door, monkeypatch):
-    DOORS[door](tmp_path / "unset", lambda _: None)
-    DOORS[door](tmp_path / "off", lambda _: None, profile="off")
-    monkeypatch.setattr(session, "OBSERVERS", [one for one in session.OBSERVERS if one is not observer.begin])
-    DOORS[door](tmp_path / "without", lambda _: None)
-    unset, off, without = [journal(tmp_path / name) for name in ("unset", "off", "without")]
-    assert [[*one] for one in unset] == [[*one] for one in off] == [[*one] for one in without]
-    assert unset[0].pop("config")["profile"] == off[0].pop("config")["profile"] == "off"
-    assert not [key for key in keys([unset, off]) if "profile" in key]
-    assert left(tmp_path / "unset") == left(tmp_path / "off") == []
-
-
-@pytest.mark.parametrize("door", DOORS)
-def test_losses_and_weights_are_bitwise_the_same(tmp_path, door):
-    plain = DOORS[door](tmp_path / "plain", lambda _: None)
-    profiled = DOORS[door](tmp_path / "profiled", lambda _: None, profile="4:3")
-    assert plain.losses == profiled.losses
-    assert all(map(torch.equal, plain.weights, profiled.weights))
-    assert records(tmp_path / "plain", Profile) == []
-    assert excluded(tmp_path / "plain") == []
-
-
-def test_a_counted_step_is_never_profiled(tmp_path):
-    DOORS["loop"](tmp_path, lambda _: None, profile="2:1")
-    assert excluded(tmp_path) == [3]
-
-
-def test_an_evaluation_ends_or_delays_a_profile(tmp_path):
-    DOORS["loop"](tmp_path / "delayed", lambda _: None, profile="5:2", every=4)
-    (found,) = records(tmp_path / "delayed", Profile)
-    assert (found.first_step, found.steps) == (6, 2)
-    DOORS["loop"](tmp_path / "short", lambda _: None, profile="4:2", every=4)
-    (found,) = records(tmp_path / "short", Profile)
-    assert (found.first_step, found.steps) == (4, 1)
-
-
-def test_the_end_of_the_fit_ends_a_profile(tmp_path):
-    DOORS["loop"](tmp_path, lambda _: None, profile="7:9")
-    (found,) = records(tmp_path, Profile)
-    assert (found.first_step, found.steps) == (7, 2)
+@pytest.mark.parametrize(
+    ("setting", "every", "profiled"),
+    [
+        pytest.param("2:1", None, [3], id="after the counted step"),
+        pytest.param("5:2", 4, [6, 7], id="delayed by an evaluation"),
+        pytest.param("4:2", 4, [4], id="ended by an evaluation"),
+        pytest.param("7:9", None, [7, 8], id="ended by the fit"),
+    ],
+)
+def test_a_profile_has_undisturbed_steps_alone(tmp_path, setting, every, profiled):
+    loop(tmp_path, lambda _: None, profile=setting, every=every)
+    (record,) = records(tmp_path, Profile)
+    assert [*range(record.first_step, record.first_step + record.steps)] == profiled
+    assert every or excluded(tmp_path) == profiled
 
 
 def test_without_a_journal_nothing_is_profiled(tmp_path, caplog):
-    DOORS["loop"](tmp_path, lambda _: None, profile="5:2", journal=False)
+    loop(tmp_path, lambda _: None, profile="5:2", journal=False)
     assert lines(caplog) == ["perf_callbacks: `profile` has no effect: there is no journal."]
 
 
 def test_a_profiler_of_the_program_goes_first(tmp_path, caplog):
     with profile(activities=[ProfilerActivity.CPU], acc_events=True) as theirs:
-        DOORS["loop"](tmp_path, lambda _: None, profile="5:2")
+        loop(tmp_path, lambda _: None, profile="5:2")
     assert theirs.key_averages()
     assert records(tmp_path, Profile) == []
     assert lines(caplog) == ["perf_callbacks: no profile, training goes on: another profiler is active."]
@@ -170,80 +147,114 @@ def test_a_profiler_that_the_program_begins_later_works(tmp_path, caplog, plan):
     theirs = profile(
         activities=[ProfilerActivity.CPU],
         schedule=schedule(**plan, repeat=1),
-        on_trace_ready=lambda one: seen.append(len(one.key_averages())),
+        on_trace_ready=lambda trace: seen.append(len(trace.key_averages())),
         acc_events=True,
     )
     with theirs:
-        DOORS["loop"](tmp_path, lambda _: theirs.step(), profile="5:3")
+        loop(tmp_path, lambda _: theirs.step(), profile="5:3")
     assert len(seen) == 1
     assert seen[0] > 10
     assert records(tmp_path, Profile) == []
     assert len(lines(caplog)) == 1
 
 
-def harmless(tmp_path, caplog, text):
-    """One line is logged, no file is left, and the training learns as without a profile."""
-    done = DOORS["loop"](tmp_path, lambda _: None, profile="4:2")
-    assert len(done.losses) == 8
-    assert not done.summary.failure
-    assert not done.summary.profiles
-    assert [one.levelno for one in caplog.records if "profile" in one.getMessage()] == [logging.WARNING]
-    assert text in lines(caplog)[0]
-    assert left(tmp_path) == []
-    assert not torch.autograd._profiler_enabled()
+def failing(method):
+    def install(monkeypatch):
+        original = getattr(StepProfiler, method)
+
+        def fail(self, *args):
+            if method in {"start", "stop"}:
+                original(self, *args)
+            raise RuntimeError("no profiler")
+
+        monkeypatch.setattr(StepProfiler, method, fail)
+
+    return install
 
 
-@pytest.mark.parametrize("method", ["start", "mark", "stop", "export"])
-def test_a_failing_profiler_is_one_line(tmp_path, caplog, monkeypatch, method):
-    original, failed = getattr(StepProfiler, method), []
-
-    def fail(self, *args):
-        if method in {"start", "stop"}:
-            original(self, *args)
-        failed.append(method)
-        raise RuntimeError("no profiler")
-
-    monkeypatch.setattr(StepProfiler, method, fail)
-    harmless(tmp_path, caplog, "no profile, training goes on: RuntimeError: no profiler")
-    assert failed
-
-
-def test_a_full_disk_is_one_line(tmp_path, caplog, monkeypatch):
+def full_disk(monkeypatch):
     def export(_self, path):
         path.write_text('{"traceEvents": [')
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(StepProfiler, "export", export)
-    harmless(tmp_path, caplog, "No space left on device")
 
 
-def test_a_torn_trace_is_one_line(tmp_path, caplog, monkeypatch):
+def torn_trace(monkeypatch):
     monkeypatch.setattr(StepProfiler, "export", lambda _, path: path.write_text('{"traceEvents": ['))
-    done = DOORS["loop"](tmp_path, lambda _: None, profile="4:2")
+
+
+def killed_reducer(monkeypatch):
+    processes, start, send = [], subprocess.Popen, Reducer.send
+
+    def kill_and_send(self, *job):
+        os.killpg(processes[-1].pid, signal.SIGKILL)
+        send(self, *job)
+
+    monkeypatch.setattr(
+        subprocess, "Popen", lambda *words, **more: processes.append(start(*words, **more)) or processes[-1]
+    )
+    monkeypatch.setattr(Reducer, "send", kill_and_send)
+
+
+STOPPED = "no profile, training goes on: "
+FAULTS = {
+    **{
+        f"{name} fails": (failing(name), f"{STOPPED}RuntimeError: no profiler")
+        for name in ("start", "mark", "stop", "export")
+    },
+    "full disk": (full_disk, "No space left on device"),
+    "torn trace": (torn_trace, "no trace of torch.profiler can be read"),
+    "large trace": (lambda monkeypatch: monkeypatch.setattr(observer, "MOST_BYTES", 1000), "MB, more than 0 MB"),
+    "killed reducer": (killed_reducer, STOPPED),
+    "no Python": (
+        lambda monkeypatch: monkeypatch.setattr(sys, "executable", "/nowhere/python"),
+        f"{STOPPED}FileNotFoundError",
+    ),
+}
+
+
+@pytest.mark.parametrize(("fault", "text"), FAULTS.values(), ids=FAULTS)
+def test_a_profile_that_fails_is_a_line_in_the_log_and_no_harm(tmp_path, caplog, monkeypatch, fault, text):
+    fault(monkeypatch)
+    done = loop(tmp_path, lambda _: None, profile="4:2")
     assert len(done.losses) == 8
-    assert "no trace of torch.profiler can be read" in lines(caplog)[0]
+    assert not done.summary.failure
+    assert not done.summary.profiles
     assert records(tmp_path, Profile) == []
+    assert [record.levelno for record in caplog.records if "profile" in record.getMessage()] == [logging.WARNING]
+    assert text in lines(caplog)[0]
+    assert fault is torn_trace or left(tmp_path) == []  # a trace that can't be read stays
+    assert not torch.autograd._profiler_enabled()
 
 
-def test_a_large_trace_is_one_line(tmp_path, caplog, monkeypatch):
-    monkeypatch.setattr(observer, "MOST_BYTES", 1000)
-    harmless(tmp_path, caplog, "MB, more than 0 MB")
+class Transposing(nn.Module):
+    """Model that mostly copies."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(500, 600))
+
+    def forward(self):
+        x = self.weight
+        for _ in range(10):
+            x = x.t().contiguous().t().contiguous()
+        return x.mean()
 
 
-def test_a_killed_reducer_is_one_line(tmp_path, caplog, monkeypatch):
-    original = Reducer.send
-
-    def send(self, *job):
-        os.killpg(self._process.pid, signal.SIGKILL)
-        original(self, *job)
-
-    monkeypatch.setattr(Reducer, "send", send)
-    harmless(tmp_path, caplog, "no profile, training goes on: ")
-
-
-def test_a_side_process_that_cannot_start_is_one_line(tmp_path, caplog, monkeypatch):
-    monkeypatch.setattr(sys, "executable", "/nowhere/python")
-    harmless(tmp_path, caplog, "no profile, training goes on: FileNotFoundError")
+def test_copies_in_a_profile_are_a_finding_with_their_operation(tmp_path):
+    model = Transposing()
+    optimizer, config = torch.optim.SGD(model.parameters(), lr=0.1), PerfConfig(output_dir=str(tmp_path), profile="5:2")
+    with measure(model=model, optimizer=optimizer, config=config) as perf:
+        for _ in range(14):
+            model().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    (profile,) = records(tmp_path, Profile)
+    (finding,) = [finding for finding in perf.summary.findings if finding.cause == "copy"]
+    assert 0 < finding.share <= sum([copy.seconds for copy in profile.copies]) / profile.span_seconds
+    assert "of 2 profiled steps: aten::contiguous, " in finding.evidence
+    assert finding in records(tmp_path, Finding)
 
 
 TRAIN = """
@@ -276,11 +287,12 @@ torch.distributed.destroy_process_group()
 def test_a_rank_that_becomes_slow_is_profiled_and_its_delay_is_no_fault(tmp_path):
     assert run_ranks(TRAIN, tmp_path) == [0, 0]
     assert records(tmp_path, Profile) == []
-    (found,) = records(tmp_path, Profile, rank=1)
-    assert found.steps == 3
-    assert left(tmp_path) == [f"profile1-{found.first_step}.json.gz"]
-    assert excluded(tmp_path) == excluded(tmp_path, rank=1) == [found.first_step + more for more in range(4)]
-    slow = [one for one in records(tmp_path, Straggler) if one.step > 100]
-    assert {one.rank for one in slow if one.cause != "steal"} == {1}  # a busy machine may take a CPU from any rank
-    assert not [one for one in slow if one.step in excluded(tmp_path) and one.steps == 1]
+    (record,) = records(tmp_path, Profile, rank=1)
+    assert record.steps == 3
+    assert left(tmp_path) == [f"profile1-{record.first_step}.json.gz"]
+    assert excluded(tmp_path) == excluded(tmp_path, rank=1) == [*range(record.first_step, record.first_step + 4)]
+    slow = [straggler for straggler in records(tmp_path, Straggler) if straggler.step > 100]
+    # a busy machine may take a CPU from any rank
+    assert {straggler.rank for straggler in slow if straggler.cause != "steal"} == {1}
+    assert not [straggler for straggler in slow if straggler.step in excluded(tmp_path) and straggler.steps == 1]
     assert records(tmp_path, Stall) == records(tmp_path, Stall, rank=1) == []

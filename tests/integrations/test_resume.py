@@ -1,11 +1,24 @@
-"""A run goes on from one attempt to the next with a checkpoint: in its id, its steps and its totals."""
+"""A run goes on from one attempt to the next with a checkpoint: in its id, its steps, its totals and its goodput."""
+
+import copy
+import json
+import weakref
 
 import attempts
 import pytest
+import tiny
 import tiny_lightning
+from accelerate import accelerator as accelerator_module
 from attempts import numbers, opened, totals
+from lightning.pytorch.core.hooks import CheckpointHooks
 from sampling import crossed
-from tiny import steps
+from tiny import records, steps
+from transformers import Trainer
+
+from perf_callbacks.commands import main
+from perf_callbacks.integrations import restore_time
+from perf_callbacks.kernel.records.fit_records import Row
+from perf_callbacks.transformers import PerfCallback
 
 pytestmark = [
     pytest.mark.usefixtures("accelerate_state"),
@@ -18,7 +31,9 @@ pytestmark = [
 ]
 
 RESTORED = {"restore_callback_states_from_checkpoint": True}
+
 RAGGED = {"gradient_accumulation_steps": 2, "rows": 22}
+
 FITS = {
     "transformers": (attempts.transformers, {}),
     "transformers, callbacks restored": (attempts.transformers, RESTORED),
@@ -26,13 +41,16 @@ FITS = {
     "accelerate, an object of the user's": (attempts.accelerate, {"custom": True}),
     **{of: (attempts.lightning, {"of": of}) for of in tiny_lightning.FRAMEWORKS},
 }
+
 VARIANTS = FITS | {
     "transformers, ragged": (attempts.transformers, RAGGED),
     "transformers, ragged, callbacks restored": (attempts.transformers, RAGGED | RESTORED),
     **{f"{of}, manual": (attempts.lightning, {"of": of, "module": "Manual"}) for of in tiny_lightning.FRAMEWORKS},
     "loop": (attempts.loop, {}),
 }
+
 each_fit = pytest.mark.parametrize(("fit", "options"), FITS.values(), ids=FITS)
+
 each_variant = pytest.mark.parametrize(("fit", "options"), VARIANTS.values(), ids=VARIANTS)
 
 
@@ -41,17 +59,48 @@ def tokens(fit, samples):
     return None if fit is attempts.lightning else 16 * samples
 
 
+@pytest.fixture
+def goodput(tmp_path, capsys):
+    def goodput(*words):
+        capsys.readouterr()
+        assert main(["goodput", str(tmp_path), "--json", *words]) == 0
+        return json.loads(capsys.readouterr().out)
+
+    return goodput
+
+
+def counted_once(goodput, steps):
+    """Whether each of the steps of measured attempts is kept or rolled back."""
+    job = goodput("--all")
+    return sum(attempt["steps"] for attempt in job["attempts"]) == job["kept_steps"] + job["rolled_back_steps"] == steps
+
+
+def shares(directory, attempt):
+    rows = records(directory, Row, attempt=attempt)
+    return [value for row in rows for key, value in row.metrics.items() if key.endswith("/ettr")]
+
+
 @each_variant
 def test_a_resumed_run_goes_on_in_id_steps_and_totals(tmp_path, fit, options):
     fit(tmp_path, until=4, **options)
     fit(tmp_path, until=8, resume=4, **options)
     fit(tmp_path, until=12, resume=8, **options)
     assert numbers(tmp_path) == [(1, 0), (2, 4), (3, 8)]
-    assert len({run.run_id for run in opened(tmp_path)}) == 1
-    found = [steps(tmp_path, attempt=number) for number in range(3)]
-    assert [step["step"] for attempt in found for step in attempt] == list(range(1, 13))
-    assert [attempt[0]["excluded"] for attempt in found] == ["first", "restart", "restart"]
-    samples = [sum(step["samples"] for attempt in found[: number + 1] for step in attempt) for number in range(3)]
+    first, second, third = opened(tmp_path)
+    assert first.run_id == second.run_id == third.run_id
+    assert (first.resumed_unix, second.resumed_unix) == (None, first.started_unix)
+    assert third.resumed_unix == second.started_unix
+    assert second.last_sign_unix >= first.started_unix - 1
+    later = shares(tmp_path, 1) + shares(tmp_path, 2)
+    assert shares(tmp_path, 0) == []
+    assert all(0 < share < 1 for share in later)
+    assert bool(later) == (fit is not attempts.loop)  # it asks for no rows
+    attempts_steps = [steps(tmp_path, attempt=number) for number in range(3)]
+    assert [step["step"] for attempt in attempts_steps for step in attempt] == list(range(1, 13))
+    assert [attempt[0]["excluded"] for attempt in attempts_steps] == ["first", "restart", "restart"]
+    samples = [
+        sum(step["samples"] for attempt in attempts_steps[: number + 1] for step in attempt) for number in range(3)
+    ]
     assert totals(tmp_path) == [(amount, tokens(fit, amount)) for amount in samples]
     assert samples[0] >= 4 * 4
 
@@ -60,24 +109,31 @@ def test_a_resumed_run_goes_on_in_id_steps_and_totals(tmp_path, fit, options):
     ("fit", "options"),
     [pytest.param(*case, id=name, marks=[pytest.mark.slow] * (name not in FITS)) for name, case in VARIANTS.items()],
 )
-def test_a_resume_from_an_earlier_checkpoint_counts_from_there(tmp_path, fit, options):
+def test_a_resume_from_an_earlier_checkpoint_counts_from_there(tmp_path, goodput, fit, options):
     fit(tmp_path, until=6, **options)
     fit(tmp_path, until=8, resume=2, **options)
     assert numbers(tmp_path) == [(1, 0), (2, 2)]
     first, second = [[step["samples"] for step in steps(tmp_path, attempt=number)] for number in (0, 1)]
     amounts = sum(first), sum(first[:2]) + sum(second)
     assert totals(tmp_path) == [(amount, tokens(fit, amount)) for amount in amounts]
+    job = goodput()
+    assert [(attempt["steps"], attempt["rolled_back_steps"]) for attempt in job["attempts"]] == [(6, 4), (6, 0)]
+    assert [attempt["resumed_from"] for attempt in job["attempts"]] == [None, 0]
+    assert sum(seconds or 0.0 for seconds in job["seconds"].values()) == pytest.approx(job["all_seconds"])
+    assert 0 < job["ettr"] < 1
+    assert (fit is attempts.loop) == (job["seconds"]["restore"] is None)  # of a loop of the user's it is unknown
 
 
 @each_fit
-def test_a_run_resumed_without_the_callback_goes_on_without_it(tmp_path, fit, options):
+def test_a_run_resumed_without_the_callback_goes_on_without_it(tmp_path, goodput, fit, options):
     fit(tmp_path, until=4, **options)
     fit(tmp_path, until=8, resume=4, measured=False, **options)
     assert numbers(tmp_path) == [(1, 0)]
+    assert counted_once(goodput, 4)
 
 
 @each_fit
-def test_a_run_first_measured_after_a_resume_has_no_totals(tmp_path, fit, options):
+def test_a_run_first_measured_after_a_resume_has_no_totals(tmp_path, goodput, fit, options):
     fit(tmp_path, until=4, measured=False, **options)
     fit(tmp_path, until=8, resume=4, **options)
     assert sum(step["samples"] for step in steps(tmp_path)) == 16
@@ -85,14 +141,16 @@ def test_a_run_first_measured_after_a_resume_has_no_totals(tmp_path, fit, option
     before = 0 if fit is attempts.accelerate else 4  # Accelerate's own checkpoints have no step
     assert numbers(tmp_path) == [(1, before), (2, before + 4)]
     assert totals(tmp_path) == [(None, None)] * 2
+    assert counted_once(goodput, 6)
 
 
 @each_fit
-def test_a_stretch_without_the_callback_leaves_the_totals_unknown(tmp_path, fit, options):
+def test_a_stretch_without_the_callback_leaves_the_totals_unknown(tmp_path, goodput, fit, options):
     fit(tmp_path, until=4, **options)
     fit(tmp_path, until=8, resume=4, measured=False, **options)
     fit(tmp_path, until=12, resume=8, **options)
     assert totals(tmp_path) == [(16, tokens(fit, 16)), (None, None)]
+    assert counted_once(goodput, 8)
 
 
 @pytest.mark.parametrize(
@@ -108,3 +166,68 @@ def test_counters_without_sense_are_ignored(tmp_path, caplog, content, fit):
     fit(tmp_path, until=8, resume=4)
     assert totals(tmp_path)[1] == (None, None)
     assert not [record for record in caplog.records if record.name == "perf_callbacks"]
+
+
+def slow_reads(monkeypatch, of):
+    """A clock that advances by 100 s whenever the framework's own method `of` is called, and else stands still."""
+    (owner, name), now = of, [0.0]
+    inner = getattr(owner, name)
+
+    def read(*args, **kwargs):
+        now[0] += 100.0
+        return inner(*args, **kwargs)
+
+    monkeypatch.setattr(owner, name, read)
+    monkeypatch.setattr(restore_time, "perf_counter", lambda: now[0])
+    return now
+
+
+READ = [
+    pytest.param(attempts.transformers, (Trainer, "_load_from_checkpoint"), id="transformers"),
+    pytest.param(attempts.lightning, (CheckpointHooks, "on_load_checkpoint"), id="lightning"),
+    pytest.param(attempts.accelerate, (accelerator_module, "load_accelerator_state"), id="accelerate"),
+]
+
+
+@pytest.mark.parametrize(("fit", "of"), READ)
+def test_reading_a_checkpoint_is_a_kind_of_its_own(tmp_path, monkeypatch, fit, of):
+    fit(tmp_path, until=4)
+    now = slow_reads(monkeypatch, of)
+    before = {**vars(Trainer)}
+    fit(tmp_path, until=8, resume=4)
+    assert vars(Trainer) == before
+    first, second = opened(tmp_path)
+    assert first.restore_seconds is None
+    assert second.restore_seconds == now[0] >= 100.0
+
+
+def test_a_trainer_that_never_trains_is_freed_and_leaves_the_class_as_it_was(tmp_path):
+    before = {**vars(Trainer)}
+    trainer = tiny.trainer(tiny.training_arguments(tmp_path), PerfCallback())
+    assert vars(Trainer) != before
+    copy.deepcopy(trainer.callback_handler.callbacks)
+    gone = weakref.ref(trainer)
+    del trainer
+    assert gone() is None
+    assert vars(Trainer) == before
+
+
+def test_a_trainer_that_is_freed_leaves_the_next_watched(tmp_path):
+    ours = PerfCallback()
+    first = tiny.trainer(tiny.training_arguments(tmp_path), ours)
+    second = tiny.trainer(tiny.training_arguments(tmp_path), ours)
+    watched = {**vars(type(second))}
+    del first
+    assert vars(type(second)) == watched
+    assert hasattr(watched["_load_from_checkpoint"], "__wrapped__")
+    del second
+
+
+def test_a_method_that_is_no_plain_function_stays_as_it_is():
+    class Owner:
+        read = staticmethod(lambda: 1)
+
+    owner, time = Owner(), restore_time.RestoreTime()
+    time.watch(owner, "read", "absent")
+    assert owner.read() == 1
+    assert time.take() is None

@@ -31,9 +31,9 @@ def cases(wanted):
             if integration == "lightning":
                 variants = lightning_variants(name, [*tiny_lightning.FRAMEWORKS][number % 2])
             for turn, options in enumerate(variants) if place.stage in wanted else ():
-                told = [integration, name, *[option for option in options.values() if isinstance(option, str)]]
+                words = [integration, name, *[option for option in options.values() if isinstance(option, str)]]
                 marks = [pytest.mark.slow] * (turn != number // 2 % len(variants))
-                yield pytest.param(training, name, place.stage, options, id="-".join(told), marks=marks)
+                yield pytest.param(training, name, place.stage, options, id="-".join(words), marks=marks)
 
 
 def lightning_variants(place, of):
@@ -62,12 +62,12 @@ def test_time_in_an_evaluation_or_checkpoint_is_in_no_step(  # noqa: PLR0917 cas
     sleep = Sleep(clock.sleep, range(3, 11))
     asked = "for another callback" in place
     often = {"evaluate": 2 if kind == "evaluation" and not asked else None, "save": 2 if kind == "checkpoint" else None}
-    found = fit(tmp_path, training, place, sleep, steps=8, **often, **options)
+    done = fit(tmp_path, training, place, sleep, steps=8, **often, **options)
     assert sleep.slept.keys() == {3, 5, 7, 9}
-    assert {number: step["excluded"] for number, step in found.items() if number > 1} == {
+    assert {number: step["excluded"] for number, step in done.items() if number > 1} == {
         number: kind if number in sleep.slept else None for number in range(2, 9)
     }
-    assert {step["step_time"] for step in found.values()} == {0.0}
+    assert {step["step_time"] for step in done.values()} == {0.0}
     spans = {span.step + 1: span.seconds for span in records(tmp_path, Span) if span.kind == kind and span.seconds}
     assert spans == pytest.approx(sleep.slept)
 
@@ -88,9 +88,9 @@ def test_a_checkpoint_after_an_evaluation_has_its_own_span(tmp_path, clock, plac
 def test_stages_sum_to_the_step_on_the_real_clock(tmp_path, integration, place):
     training, sleep = TRAININGS[integration], Sleep(time.sleep)
     place = place if place in training.PLACES else "a gradient"
-    found = fit(tmp_path, training, place, sleep, steps=7, **USUAL.get(integration, {}))
+    done = fit(tmp_path, training, place, sleep, steps=7, **USUAL.get(integration, {}))
     stage = training.PLACES[place].stage
     assert sleep.slept.keys() == {*SLOW}
-    assert all(found[number][f"{stage}_time"] > seconds - 1e-6 for number, seconds in sleep.slept.items())
-    for step in found.values():
+    assert all(done[number][f"{stage}_time"] > seconds - 1e-6 for number, seconds in sleep.slept.items())
+    for step in done.values():
         assert sum(step[f"{name}_time"] for name in STAGES) == pytest.approx(step["step_time"], abs=1e-6)

@@ -1,34 +1,28 @@
-"""A training that hangs in the midst, through every integration: the seconds are those of the test."""
+"""A training that hangs in the midst: the seconds are those of the test."""
 
 import re
-from contextlib import contextmanager
 
 import pytest
 import torch
-from accelerated import an_accelerator
 from fake_watchdog import FakeWatchdog
-from short_trainings import DOORS
-from torch.utils.data import DataLoader
+from short_trainings import loop
 
 from perf_callbacks import PerfConfig
-from perf_callbacks.accelerate import attach
 from perf_callbacks.kernel.records.journal_file import read
 from perf_callbacks.kernel.records.rank_records import Stall
 from perf_callbacks.loop import measure
 from perf_callbacks.stalls import observer as stalls
 
-pytestmark = pytest.mark.usefixtures("accelerate_state")
-
 
 @pytest.fixture
 def watches(monkeypatch):
-    found = FakeWatchdog()
-    monkeypatch.setattr(stalls, "WATCHDOG", found)
-    return found
+    watchdog = FakeWatchdog()
+    monkeypatch.setattr(stalls, "WATCHDOG", watchdog)
+    return watchdog
 
 
 @pytest.fixture
-def said(caplog):
+def messages(caplog):
     def lines():
         texts = [record.getMessage() for record in caplog.records if record.name == "perf_callbacks"]
         return [text.removeprefix("perf_callbacks: ") for text in texts if "a step" in text or "no step" in text]
@@ -40,29 +34,14 @@ def recorded(directory):
     return [entry.record for entry in read(directory) if isinstance(entry.record, Stall)]
 
 
-@contextmanager
-def measured(directory, model, optimizer, loader):
-    config = PerfConfig(output_dir=str(directory), stall_after="60")
-    with measure(model=model, optimizer=optimizer, loader=loader, config=config) as perf:
-        yield perf.loader
-
-
-@contextmanager
-def prepared(directory, model, optimizer, loader):
-    accelerator = an_accelerator(directory)
-    with attach(accelerator, PerfConfig(stall_after="60")):
-        yield accelerator.prepare(model, optimizer, loader)[2]
-
-
-@pytest.mark.parametrize("door", DOORS)
-def test_a_stall_is_told_once_with_its_line_and_once_when_it_is_over(tmp_path, watches, said, door):
+def test_a_stall_is_told_once_with_its_line_and_once_when_it_is_over(tmp_path, watches, messages):
     def hang(step):
         watches.pass_seconds(1)
         if step == 5:
             watches.pass_seconds(200)
 
-    done = DOORS[door](tmp_path, hang, stall_after="60")
-    began, over = said()
+    done = loop(tmp_path, hang, stall_after="60")
+    began, over = messages()
     assert began.startswith("no step for 60 s. The training is in other code: fake_watchdog.py:")
     assert began.endswith("pass_seconds`.")
     assert re.fullmatch(r"training goes on after 20[01] s without a step\.", over)
@@ -71,33 +50,31 @@ def test_a_stall_is_told_once_with_its_line_and_once_when_it_is_over(tmp_path, w
     assert [frame.split()[-1] for frame in stall.stack[-2:]] == ["hang", "pass_seconds"]
     assert stall.stack[-2].startswith(f"{__file__}:")
     assert 0 < len(stall.stack) <= 20
-    stalls = done.summary.stalls
-    assert (stalls.count, stalls.seconds, stalls.under_way) == (1, pytest.approx(201, abs=1), False)
-    assert stalls.where == began.partition(" s. ")[2]
+    total = done.summary.stalls
+    assert (total.count, total.seconds, total.under_way) == (1, pytest.approx(201, abs=1), False)
+    assert total.where == began.partition(" s. ")[2]
 
 
-@pytest.mark.parametrize("door", DOORS)
-def test_evaluations_and_the_first_steps_have_ten_times_the_patience(tmp_path, watches, said, door):
+def test_evaluations_and_the_first_steps_have_ten_times_the_patience(tmp_path, watches, messages):
     def slow(step):
         watches.pass_seconds(500 if step < 3 else 1)
 
-    done = DOORS[door](tmp_path, slow, every=4, look=lambda: watches.pass_seconds(150), stall_after="60")
-    assert said() == []
+    done = loop(tmp_path, slow, every=4, look=lambda: watches.pass_seconds(150), stall_after="60")
+    assert messages() == []
     assert recorded(tmp_path) == []
     assert done.summary.stalls.count == 0
 
 
-def test_an_evaluation_that_hangs_is_told(tmp_path, watches, said):
+def test_an_evaluation_that_hangs_is_told(tmp_path, watches, messages):
     def look():
         watches.pass_seconds(700)
 
-    DOORS["loop"](tmp_path, lambda _: watches.pass_seconds(1), every=4, steps=4, look=look, stall_after="60")
-    assert said()[0].startswith("no step for 600 s. The training is in an evaluation: ")
+    loop(tmp_path, lambda _: watches.pass_seconds(1), every=4, steps=4, look=look, stall_after="60")
+    assert messages()[0].startswith("no step for 600 s. The training is in an evaluation: ")
     assert recorded(tmp_path)[0].stage == "evaluation"
 
 
-@pytest.mark.parametrize("door", DOORS)
-def test_a_stall_may_last_until_the_end(tmp_path, watches, said, door):
+def test_a_stall_may_last_until_the_end(tmp_path, watches, messages):
     def fail(step):
         watches.pass_seconds(1)
         if step == 5:
@@ -105,39 +82,35 @@ def test_a_stall_may_last_until_the_end(tmp_path, watches, said, door):
             raise ValueError("no")
 
     with pytest.raises(ValueError, match="no"):
-        DOORS[door](tmp_path, fail, stall_after="60")
-    assert said()[1] == "training ended after 100 s without a step."
+        loop(tmp_path, fail, stall_after="60")
+    assert messages()[1] == "training ended after 100 s without a step."
 
 
-@pytest.mark.parametrize(("seconds", "told"), [(500, 0), (700, 2)])
-@pytest.mark.parametrize("door", [measured, prepared])
-def test_work_after_the_end_of_a_loader_has_ten_times_the_patience(  # noqa: PLR0917 fixtures
-    tmp_path, watches, said, door, seconds, told
-):
+@pytest.mark.parametrize(("seconds", "lines"), [(500, 0), (700, 2)])
+def test_work_after_the_end_of_a_loader_has_ten_times_the_patience(tmp_path, watches, messages, seconds, lines):
     model = torch.nn.Linear(4, 1)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with door(tmp_path, model, optimizer, DataLoader(torch.ones(6, 4))) as batches:
-        for batch in batches:
+    optimizer, batches = torch.optim.SGD(model.parameters(), lr=0.1), [torch.ones(1, 4)] * 6
+    config = PerfConfig(output_dir=str(tmp_path), stall_after="60")
+    with measure(model=model, optimizer=optimizer, loader=batches, config=config) as perf:
+        for batch in perf.loader:
             watches.pass_seconds(1)
             model(batch).sum().backward()
             optimizer.step()
         watches.pass_seconds(seconds)
-    assert len(said()) == told
+    assert len(messages()) == lines
 
 
-def test_it_can_be_turned_off(tmp_path, watches, said):
-    DOORS["loop"](tmp_path, lambda _: watches.pass_seconds(10**4), stall_after="off")
+def test_it_can_be_turned_off(tmp_path, watches, messages):
+    loop(tmp_path, lambda _: watches.pass_seconds(10**4), stall_after="off")
     assert watches.watched == []
-    assert said() == []
+    assert messages() == []
 
 
-def test_an_error_in_the_watch_ends_the_watch_alone(tmp_path, monkeypatch, said):
+def test_an_error_in_the_watch_ends_the_watch_alone(tmp_path, watches, monkeypatch, messages):
     def fail(_):
         raise ValueError("no")
 
     monkeypatch.setattr(stalls.stacks, "of_thread", fail)
-    watches = FakeWatchdog()
-    monkeypatch.setattr(stalls, "WATCHDOG", watches)
 
     def hang(step):
         if step == 5:
@@ -145,13 +118,13 @@ def test_an_error_in_the_watch_ends_the_watch_alone(tmp_path, monkeypatch, said)
             with pytest.raises(ValueError, match="no"):  # the watchdog takes it
                 watches.pass_seconds(100)
 
-    done = DOORS["loop"](tmp_path, hang, stall_after="60")
-    assert said() == []
+    done = loop(tmp_path, hang, stall_after="60")
+    assert messages() == []
     assert done.summary.failure is None
 
 
-def test_a_prompt_of_a_debugger_is_no_stall(tmp_path, watches, said, monkeypatch):
+def test_a_prompt_of_a_debugger_is_no_stall(tmp_path, watches, messages, monkeypatch):
     monkeypatch.setattr(stalls.stacks, "of_thread", lambda _: None)
-    done = DOORS["loop"](tmp_path, lambda _: watches.pass_seconds(500), stall_after="60")
-    assert said() == []
+    done = loop(tmp_path, lambda _: watches.pass_seconds(500), stall_after="60")
+    assert messages() == []
     assert done.summary.stalls.count == 0

@@ -1,4 +1,4 @@
-"""What limits a run is said by all integrations, on a clock that only moves where a test moves it."""
+"""The cause that limits a run, on a clock that only moves where a test moves it."""
 
 import dataclasses
 import re
@@ -115,24 +115,24 @@ def through_lightning(fit, prepare=lambda: None):
     return callback.summary
 
 
-@pytest.mark.parametrize(
-    ("train", "workers", "fused"),
-    [
-        (through_loop, "DataLoader(num_workers=1)", "torch.optim.AdamW(..., fused=True)"),
-        (through_accelerate, "DataLoader(num_workers=1)", "torch.optim.AdamW(..., fused=True)"),
-        (through_lightning, "DataLoader(num_workers=1)", "torch.optim.AdamW(..., fused=True)"),
-        # the trainer ignores `optim`, because the program makes the optimizer
-        (through_trainer, "TrainingArguments(dataloader_num_workers=1)", "torch.optim.AdamW(..., fused=True)"),
-    ],
-)
+FUSED = "torch.optim.AdamW(..., fused=True)"
+WORKERS = {
+    through_loop: "DataLoader(num_workers=1)",
+    through_accelerate: "DataLoader(num_workers=1)",
+    through_lightning: "DataLoader(num_workers=1)",
+    through_trainer: "TrainingArguments(dataloader_num_workers=1)",
+}
+
+
+@pytest.mark.parametrize(("train", "workers"), WORKERS.items())
 @pytest.mark.usefixtures("accelerate_state")
-def test_a_slow_loader_and_an_unfused_optimizer(train, workers, fused, fit):
+def test_a_slow_loader_and_an_unfused_optimizer(train, workers, fit):
     summary = train(fit)
     data, updates = summary.findings
     assert (data.cause, data.remedy) == ("data", workers)
     assert re.search(" 3.% .*num_workers=0", data.evidence)
     tensors = len([*fit.model.parameters()])
-    assert (updates.cause, updates.remedy) == ("optimizer", fused)
+    assert (updates.cause, updates.remedy) == ("optimizer", FUSED)  # the Trainer ignores `optim` beside an optimizer
     assert re.search(f" 1.% .*AdamW.* {tensors} ", updates.evidence)
     assert (data.share / 1.25, updates.share) == (pytest.approx(0.36, abs=0.04), pytest.approx(0.23, abs=0.03))
     assert sum(summary.wall_seconds.values()) == pytest.approx(2.5 * STEPS, rel=0.1)
@@ -140,7 +140,7 @@ def test_a_slow_loader_and_an_unfused_optimizer(train, workers, fused, fit):
     assert records(fit.directory, Summary)[-1].findings == summary.findings
 
 
-@pytest.mark.parametrize("train", [through_loop, through_accelerate, through_trainer, through_lightning])
+@pytest.mark.parametrize("train", WORKERS)
 @pytest.mark.usefixtures("accelerate_state")
 def test_workers_that_take_long_to_start_in_each_epoch(train, fit, clock, monkeypatch):
     iterate, read = DataLoader.__iter__, advising.read
@@ -153,12 +153,11 @@ def test_workers_that_take_long_to_start_in_each_epoch(train, fit, clock, monkey
     monkeypatch.setattr(advising, "read", lambda *args, **kw: dataclasses.replace(read(*args, **kw), workers=1))
     fit.epochs = 3
     summary = train(fit)
-    evidence = [found.evidence for found in summary.findings if "persistent" in found.remedy]
-    assert len(evidence) == 1
-    assert re.search(" 2 epochs .* (28|29|32)% ", evidence[0])
+    (evidence,) = [finding.evidence for finding in summary.findings if "persistent" in finding.remedy]
+    assert re.search(" 2 epochs .* (28|29|32)% ", evidence)
 
 
-def test_what_lightning_prepares_belongs_to_the_startup(fit, clock):
+def test_preparations_of_lightning_belong_to_the_startup(fit, clock):
     summary = through_lightning(fit, lambda: clock.sleep(8.0))
     assert summary.wall_seconds["startup"] == 8.0
     assert sum(summary.wall_seconds.values()) == pytest.approx(8.0 + 2.5 * STEPS)
@@ -184,9 +183,9 @@ def test_a_fit_opens_with_advice_that_needs_no_run(fit, capsys, attention, advis
     fit.model.config._attn_implementation = attention
     through_loop(fit)
     printed = unwrapped(capsys.readouterr().out).partition("perf_callbacks: ")[0]
-    told = printed.splitlines()[4:]
-    assert len(told) == advised
-    assert all(line.startswith("  advice: Attention ") for line in told)
+    advice = printed.splitlines()[4:]
+    assert len(advice) == advised
+    assert all(line.startswith("  advice: Attention ") for line in advice)
 
 
 def test_a_cause_that_holds_is_told_while_training_goes_on(fit, capsys, monkeypatch):

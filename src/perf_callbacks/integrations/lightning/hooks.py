@@ -213,7 +213,7 @@ class LightningHooks(CallbackBase):
     def _location(self, trainer: Any, carried: dict[str, Any] | None) -> FitLocation:
         return FitLocation(
             integration="lightning",
-            directory=_directory(trainer),
+            directory=journal_directory(trainer),
             directory_of_all=True,
             device=trainer.strategy.root_device,
             rank=trainer.global_rank,
@@ -252,7 +252,7 @@ class _FitStarter:
         self._callback.begin(trainer)
 
 
-def _directory(trainer: Any) -> Path:
+def journal_directory(trainer: Any) -> Path:
     """Return the directory of the first logger that has a local one, or else the trainer's.
 
     Only rank 0 asks its loggers, and the others get it from there. `trainer.log_dir` isn't read: all ranks must read it
