@@ -3,7 +3,8 @@
 from dataclasses import replace
 
 import pytest
-from advised import PLAIN, WORK, found, machine, summary
+from advised import PLAIN, WORK, found, machine, summary, used
+from profiled_cases import READS
 from rows import each_row
 
 from perf_callbacks.advice.facts import Facts
@@ -11,20 +12,10 @@ from perf_callbacks.flops.peaks.peak_rates import lookup
 from perf_callbacks.kernel.process.device_use import DeviceUse
 from perf_callbacks.kernel.records.summary_parts import FlopsSummary
 from perf_callbacks.memory.device_readings import DeviceReadings
-from perf_callbacks.memory.use import MemoryUse
 
 CUDA = machine(accelerator="cuda")
 STAGES = ("data", "forward", "backward", "optimizer", "other")
-READS = {"/home/a/train.py:41": 3, "/home/a/train.py:7": 1, "/env/site-packages/transformers/trainer.py:9": 8}
 RATED = {"flops": FlopsSummary(hardware_flops=100, seconds=1.0, peak_flops_per_second=400.0)}
-
-
-def busy(*readings):
-    """The use of a GPU, as NVML gave it."""
-    use = MemoryUse()
-    for reading in readings:
-        use.saw_gpu(reading)
-    return use
 
 
 def clocks(*mhz, reason="heat, by the driver", **known):
@@ -42,7 +33,7 @@ LIMITS = {"reason": "power cap", "limit_watts": 500.0}
 
 
 def test_a_device_that_waits_for_data_is_not_idle_for_small_batches():
-    facts = Facts(memory=busy(*[0.25] * 6), work=replace(PLAIN, compiled=True))
+    facts = Facts(memory=used(*[0.25] * 6), work=replace(PLAIN, compiled=True))
     assert found("host", facts, summary(data=1.0), CUDA).share == pytest.approx(0.25)
 
 
@@ -136,11 +127,11 @@ SILENT = {
     "no nan filter": ("sync", Facts(), summary(), CUDA),
     "one reduction": ("sync", Facts(ddp=True, work=replace(PLAIN, reductions=1)), summary(), CUDA),
     "sums that are not DDP's": ("sync", Facts(work=replace(PLAIN, reductions=4)), summary(), CUDA),
-    "batch that fills the device": ("host", Facts(memory=busy(*[0.95] * 6)), summary(), CUDA),
-    "use that was hardly read": ("host", Facts(memory=busy(*[0.5] * 5)), summary(), CUDA),
-    "use that nobody tells": ("host", Facts(memory=busy()), summary(), CUDA),
-    "use of a GPU that trains nothing": ("host", Facts(memory=busy(*[0.5] * 6)), summary(), machine()),
-    "idle while it waits for data": ("host", Facts(memory=busy(*[0.5] * 6)), summary(data=1.0), CUDA),
+    "batch that fills the device": ("host", Facts(memory=used(*[0.95] * 6)), summary(), CUDA),
+    "use that was hardly read": ("host", Facts(memory=used(*[0.5] * 5)), summary(), CUDA),
+    "use that nobody tells": ("host", Facts(memory=used()), summary(), CUDA),
+    "use of a GPU that trains nothing": ("host", Facts(memory=used(*[0.5] * 6)), summary(), machine()),
+    "idle while it waits for data": ("host", Facts(memory=used(*[0.5] * 6)), summary(data=1.0), CUDA),
     "sizes that are right": ("shape", Facts(work=EVEN, tensor_cores=True), summary(), CUDA),
     "sizes that do not matter": ("shape", Facts(work=ODD), summary(), CUDA),
     "sizes that are unknown": ("shape", Facts(tensor_cores=True), summary(), CUDA),

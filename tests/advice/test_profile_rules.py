@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from advised import PLAIN, copy, findings, found, machine, profile, summary
+from advised import PLAIN, copy, findings, found, machine, profile, summary, used
 from profiled_cases import BETWEEN, CPU, CUDA, DDP, FUSIBLE, LATE, READS, RUN, SLOW_CODE, profiled, reduced
 from rows import each_row
 
@@ -11,7 +11,6 @@ from perf_callbacks.advice.compilations import Compilations
 from perf_callbacks.advice.facts import Facts
 from perf_callbacks.kernel.records.fit_records import ENOUGH_STEPS
 from perf_callbacks.kernel.records.summary_parts import FlopsSummary, StragglerSummary
-from perf_callbacks.memory.use import MemoryUse
 
 HEALTHY = {
     "idle": {"host": 0.02, "data": 0.01, "sync": 0.01, "device": 0.02},
@@ -40,11 +39,7 @@ SILENT = {
     "a device that has work in usual steps": (profiled(step=1.2, idle={"host": 0.25}), RUN, CUDA),
     "gaps between launched kernels": (profiled(idle={"device": 0.5}), RUN, CUDA),
     "compiled": (profiled(Facts(work=replace(PLAIN, compiled=True)), **FUSIBLE), RUN, CUDA),
-    "compiled since the fit began": (
-        profiled(Facts(compilations=Compilations(1, 0.0, 0, "")), **FUSIBLE),
-        RUN,
-        CUDA,
-    ),
+    "compiled since the fit began": (profiled(Facts(compilations=Compilations(1, 0.0, 0, "")), **FUSIBLE), RUN, CUDA),
     "element-wise operations of a CPU": (profiled(**FUSIBLE, timeline="cpu"), RUN, CPU),
     "many small copies": (profiled(copies=[copy("layout", 0.02, f"aten::{one}") for one in range(5)]), RUN, CUDA),
     "transfers of a CPU": (profiled(timeline="cpu", copies=[copy("host to device", 0.3)]), RUN, CPU),
@@ -124,12 +119,9 @@ def test_what_fused_attention_saves_is_not_fused_again():
 
 
 def test_a_profile_replaces_guesses_about_a_device():
-    use = MemoryUse()
-    for _ in range(6):
-        use.saw_gpu(0.5)
     slow = replace(RUN, flops=FlopsSummary(hardware_flops=100, seconds=1.0, peak_flops_per_second=400.0))
     work = replace(PLAIN, by_dtype={"bfloat16": 100}, reads=READS, reductions=4)
-    facts = Facts(memory=use, half="bf16", nan_filter=True, ddp=True, work=work)
+    facts = Facts(memory=used(*[0.5] * 6), half="bf16", nan_filter=True, ddp=True, work=work)
     assert {one.cause for one in findings(CUDA, facts, slow)} == {"host", "compile", "sync"}
     assert findings(CUDA, profiled(facts), slow) == ()
 

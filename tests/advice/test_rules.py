@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from advised import PLAIN, STAGES, WORK, findings, found, machine, summary
+from advised import PLAIN, STAGES, WORK, findings, found, machine, summary, used
 from rows import each_row
 
 from perf_callbacks.advice import step_blocks
@@ -12,10 +12,11 @@ from perf_callbacks.advice.facts import Drift, Facts, SlowCode
 from perf_callbacks.advice.loading import HAND_OVER_SECONDS, HIGH, LOW, faster
 from perf_callbacks.kernel.records.fit_records import ENOUGH_STEPS
 from perf_callbacks.kernel.records.machine_records import Memory
-from perf_callbacks.memory.use import MemoryUse
+from perf_callbacks.memory.use import Leak
 
 CUDA = machine(accelerator="cuda")
 EXACT = dict.fromkeys(step_blocks.STAGES, 0.0)
+LEAK = Leak(gb_per_hour=2.5, gb_per_step=0.0008, before_gb=3.0, after_gb=4.0)
 
 
 @pytest.mark.parametrize(("share", "causes"), [(0.06, ["drift"]), (0.02, ["host", "drift"])])
@@ -174,8 +175,7 @@ def test_waits_in_bursts_need_batches_in_advance(changes, on, remedy):
 )
 def test_host_memory_limits_workers(available, ranks, taken, workers, said):
     """A batch has a GB, and a worker holds two batches in advance and two in work."""
-    use = MemoryUse()
-    use.parts = Memory(step=2, device="cpu", weights_gb=1.0, peak_gb=1.0 + taken)
+    use = used(parts=Memory(step=2, device="cpu", weights_gb=1.0, peak_gb=1.0 + taken))
     facts = Facts(workers=0, batch_bytes=10**9, memory=use, free_cpus=8.0)
     on = machine(memory_available=available, local_ranks=ranks)
     finding = found("data", facts, summary(data=3.0), on)
@@ -215,8 +215,7 @@ def test_the_promise_counts_cpus_that_are_free(facts, share):
 
 
 @pytest.mark.parametrize(
-    ("case", "seconds"),
-    [((1, 1, 1, 8, 1), 1), ((4, 1, 2, 8, 1), 2), ((1, 1, 2, 2, 2), 1.5), ((8, 1, 16, 4, 1), 2.25)],
+    ("case", "seconds"), [((1, 1, 1, 8, 1), 1), ((4, 1, 2, 8, 1), 2), ((1, 1, 2, 2, 2), 1.5), ((8, 1, 16, 4, 1), 2.25)]
 )
 def test_the_slowest_of_computing_loading_and_the_cpus_sets_the_pace(case, seconds):
     assert faster(*case) == seconds
@@ -509,6 +508,17 @@ def test_workers_persist_where_their_start_is_waited_for(changes, advised):
     assert ("persistent" in remedies) == (advised == "persistent")
 
 
+@each_row(("available", "lasts"), [(None, False), (11 * 10**9, True), (900 * 10**9, False), (10**8, False)])
+def test_a_leak_says_how_long_memory_lasts_where_that_matters(available, lasts):
+    finding = found("memory", Facts(memory=used(leak=LEAK)), summary(), machine(memory_available=available))
+    assert (finding.share, " lasts " in finding.evidence) == (None, lasts)
+
+
+def test_a_leak_comes_before_a_full_device():
+    leak = found("memory", Facts(memory=used(leak=LEAK)), summary())
+    assert leak == found("memory", Facts(memory=used(leak=LEAK, retries=3)), summary())
+
+
 def collected(**known):
     return summary(gc=known)
 
@@ -544,6 +554,8 @@ SLOW_UPDATE = summary(optimizer=1.1)
             ("evaluation", None, summary(spans={"evaluation": seconds}, counts={"evaluation": count}), machine())
             for seconds, count in ((4.0, 30), (45.0, 1), (0.0, 0))
         ],
+        ("memory", Facts(memory=used(parts=Memory(step=2, device="cuda", peak_gb=70.5))), summary(), machine()),
+        ("memory", Facts(), summary(), machine()),
         ("threads", Facts(threads=8), None, machine()),
         ("threads", Facts(threads=8, left_cpus=1.0), None, machine()),  # unknown before the run
         ("threads", Facts(threads=16), None, CUDA),

@@ -8,10 +8,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import profiled_cases
-from advised import PLAIN, WORK, found, machine, summary
+from advised import PLAIN, WORK, found, machine, summary, used
 from doc_tables import DOCS
-from profiled_cases import ACCELERATE, GRPO, LIGHTNING, TRAINER
-from rows import each_row
+from profiled_cases import ACCELERATE, CPU, CUDA, GRPO, LIGHTNING, READS, RUN, SLOW_CODE, TRAINER
 from snapshots import matches
 
 from perf_callbacks.advice import table
@@ -22,35 +21,18 @@ from perf_callbacks.kernel.process.device_use import DeviceUse
 from perf_callbacks.kernel.records.machine_records import Memory
 from perf_callbacks.kernel.records.summary_parts import FlopsSummary, StallSummary, StragglerSummary
 from perf_callbacks.memory.device_readings import DeviceReadings
-from perf_callbacks.memory.use import Leak, MemoryUse
+from perf_callbacks.memory.use import Leak
 
-CPU, CUDA, NPU = machine(), machine(accelerator="cuda"), machine(accelerator="npu")
-RUN = summary()
-
-
-def memory(**known):
-    """The use of memory, with what is known of it."""
-    use = MemoryUse()
-    for name, value in known.items():
-        setattr(use, name, value)
-    return use
-
-
-def busy(*readings):
-    """The use of a GPU, as NVML gave it."""
-    use = MemoryUse()
-    for reading in readings:
-        use.saw_gpu(reading)
-    return use
+NPU = machine(accelerator="npu")
 
 
 def lowered(reason, mhz=1200, **known):
     """Ten readings of a device's clock, of which six were low."""
     readings = DeviceReadings()
-    for one in (1980,) * 4 + (mhz,) * 6:
-        reasons = (reason,) if one < 1980 else ()
+    for clock in (1980,) * 4 + (mhz,) * 6:
+        reasons = (reason,) if clock < 1980 else ()
         use = {"utilization": 1.0, "max_sm_mhz": 1980, "throttled_by": reasons, "celsius": 88} | known
-        readings.add(1, DeviceUse(sm_mhz=one, **use))
+        readings.add(1, DeviceUse(sm_mhz=clock, **use))
     return Facts(readings=readings)
 
 
@@ -115,11 +97,8 @@ LEAK = Leak(gb_per_hour=2.5, gb_per_step=0.0008, before_gb=3.0, after_gb=4.0)
 PARTS = Memory(step=2, device="cuda", activations_gb=30.25, peak_gb=70.5)
 HUGE = Facts(workers=0, batch_bytes=10**9)
 BURSTS = Facts(workers=2, calm_share=0.8, burst_seconds=3.0)
-READS = {"/home/a/train.py:41": 3, "/home/a/train.py:7": 1, "/env/site-packages/transformers/trainer.py:9": 8}
-
 READ = replace(PLAIN, values_read={"/home/a/train.py:41": 2})
 WAIT = SlowCode("train.py:42 `train`", 18, 20, 40)
-SLOW_CODE = SlowCode("train.py:31 `loss_of`", 9, 20, 30)
 FIRST = summary(spans={"first_step": 50.0})
 
 CASES = {
@@ -182,8 +161,8 @@ CASES = {
         "generation on an accelerator": (Facts(**GRPO), grpo(generation=0.8), CUDA),
         "generation without vLLM": (Facts(), grpo(generation=0.8), CUDA),
         "rewards": (Facts(), grpo(rewards=0.8), CPU),
-        "small batch": (Facts(memory=busy(*[0.25, 0.75] * 3), work=PLAIN), RUN, CUDA),
-        "small batch, compiled": (Facts(memory=busy(*[0.25] * 6), work=replace(PLAIN, compiled=True)), RUN, CUDA),
+        "small batch": (Facts(memory=used(*[0.25, 0.75] * 3), work=PLAIN), RUN, CUDA),
+        "small batch, compiled": (Facts(memory=used(*[0.25] * 6), work=replace(PLAIN, compiled=True)), RUN, CUDA),
         "anomalies": (Facts(anomalies=True), None, CPU),
         "anomalies, Lightning": (Facts(anomalies=True, **LIGHTNING), None, CPU),
         "too few threads": (Facts(threads=1, free_cpus=6.8), RUN, CPU),
@@ -195,11 +174,7 @@ CASES = {
         "device read": (Facts(work=replace(PLAIN, reads=READS)), RUN, CUDA),
         "NaN filter": (Facts(nan_filter=True, **TRAINER), RUN, CUDA),
         "reductions": (Facts(ddp=True, work=replace(PLAIN, reductions=4)), RUN, CUDA),
-        "reductions, Accelerate": (
-            Facts(ddp=True, work=replace(PLAIN, reductions=2), **ACCELERATE),
-            RUN,
-            CUDA,
-        ),
+        "reductions, Accelerate": (Facts(ddp=True, work=replace(PLAIN, reductions=2), **ACCELERATE), RUN, CUDA),
         "blocking": (Facts(blocking="CUDA_LAUNCH_BLOCKING"), None, CUDA),
         "blocking, Ascend": (Facts(blocking="ASCEND_LAUNCH_BLOCKING"), None, NPU),
     },
@@ -286,11 +261,11 @@ CASES = {
         "often, Lightning": (Facts(**LIGHTNING), spans("checkpoint"), CPU),
     },
     "memory": {
-        "leak": (Facts(memory=memory(leak=LEAK)), RUN, machine(memory_available=None)),
-        "leak that fills the host": (Facts(memory=memory(leak=LEAK)), RUN, machine(memory_available=11 * 10**9)),
-        "full device": (Facts(memory=memory(retries=3, parts=PARTS), expandable=EXPANDABLE), RUN, CUDA),
-        "full device, parts unknown": (Facts(memory=memory(retries=1), expandable=EXPANDABLE), RUN, CUDA),
-        "full device, expandable": (Facts(memory=memory(retries=1)), RUN, CUDA),
+        "leak": (Facts(memory=used(leak=LEAK)), RUN, machine(memory_available=None)),
+        "leak that fills the host": (Facts(memory=used(leak=LEAK)), RUN, machine(memory_available=11 * 10**9)),
+        "full device": (Facts(memory=used(retries=3, parts=PARTS), expandable=EXPANDABLE), RUN, CUDA),
+        "full device, parts unknown": (Facts(memory=used(retries=1), expandable=EXPANDABLE), RUN, CUDA),
+        "full device, expandable": (Facts(memory=used(retries=1)), RUN, CUDA),
         "uncached": (Facts(uncached="PYTORCH_NO_CUDA_MEMORY_CACHING"), None, CUDA),
         "uncached, ROCm": (Facts(uncached="PYTORCH_NO_HIP_MEMORY_CACHING"), None, CUDA),
     },
@@ -323,11 +298,7 @@ CASES = {
         "hardware": (lowered("hardware slowdown"), RUN, CUDA),
         "by hand": (lowered("clocks set by hand"), RUN, CUDA),
         "limit set by hand": (lowered("power cap", limit_watts=400.0, default_limit_watts=700.0), RUN, CUDA),
-        "limit of the board": (
-            lowered("power cap", mhz=900, limit_watts=700.0, default_limit_watts=700.0),
-            RUN,
-            CUDA,
-        ),
+        "limit of the board": (lowered("power cap", mhz=900, limit_watts=700.0, default_limit_watts=700.0), RUN, CUDA),
         "unknown limit": (lowered("power cap", mhz=900), RUN, CUDA),
     },
     "shape": {
@@ -392,16 +363,11 @@ def causes(rule):
     return {finding.cause for finding in findings if finding is not None}
 
 
-@each_row("rule", table.RULES)
-def test_every_rule_has_a_wording_in_the_snapshot(rule):
-    assert causes(rule)
-
-
-def test_the_page_of_the_verdict_has_a_row_for_each_rule_with_its_cause():
+def test_each_rule_has_a_wording_and_a_row_in_the_page_of_the_verdict():
     rows = re.findall(
         r"^\| (`.+?) \| (`\w+\.\w+`.*?) \|", (DOCS / "verdict.md").read_text(encoding="utf-8"), re.MULTILINE
     )
     page = {rule: {*re.findall(r"\w+", of)} for of, rules in rows for rule in re.findall(r"[\w.]+", rules)}
     rules = {f"{rule.__module__.rpartition('.')[2]}.{rule.__name__}": rule for rule in table.RULES}
     assert page.keys() == rules.keys()
-    assert [name for name, rule in rules.items() if not causes(rule) <= page[name]] == []
+    assert [name for name, rule in rules.items() if not set() < causes(rule) <= page[name]] == []
