@@ -119,13 +119,6 @@ def test_quick_steps_decide_where_throughput_is_uncertain(tmp_path, capsys):
     assert (found["decided_by"], found["metrics"]["samples/s"]["verdict"]) == ("quick_step_time", "undecided")
 
 
-def test_more_throughput_is_no_regression_whatever_quick_steps_do(tmp_path, capsys):
-    a = write(tmp_path / "a", steps([*[0.1] * 3, 0.9] * 40, samples=8))
-    b = write(tmp_path / "b", steps([0.2] * 160, samples=8))
-    found = as_json(capsys, a, b)
-    assert (found["decided_by"], found["metrics"]["quick_step_time"]["verdict"]) == ("samples/s", "worse")
-
-
 def test_text(tmp_path, capsys):
     a = write(tmp_path / "a", steps(around(0.1), samples=8, forward_time=0.04, model_flops=10**11), SUMMARY)
     b = write(
@@ -165,7 +158,7 @@ def test_the_threshold_is_a_percentage_of_the_time(tmp_path, capsys, fail_over, 
     compared(capsys, b, a, "--fail-over", fail_over)
 
 
-def test_what_may_be_chance_is_no_regression(tmp_path, capsys):
+def test_a_change_that_may_be_chance_is_no_regression(tmp_path, capsys):
     a = write(tmp_path / "a", steps([0.1, 0.3] * 5))
     b = write(tmp_path / "b", steps([0.1, 0.1, 0.4, 0.1, 0.4, 0.1, 0.3, 0.3, 0.4, 0.4]))
     assert compared(capsys, a, b).startswith("Undecided, run more steps: ")
@@ -213,13 +206,6 @@ def test_times_of_another_clock_have_no_verdict(tmp_path, capsys):
     assert out.startswith("Not decided: A was timed by the host, B by the device.")
 
 
-def test_a_run_without_a_summary_has_no_mfu(tmp_path, capsys):
-    block = steps(around(0.1), samples=8, model_flops=10**11)
-    found = as_json(capsys, write(tmp_path / "a", block, SUMMARY), write(tmp_path / "b", block))
-    assert found["metrics"]["mfu"]["b"] is None
-    assert found["not_compared"]["tflops"] == "B has no summary, which names the source of FLOPs and the peak"
-
-
 def test_memory_is_compared_and_does_not_decide(tmp_path, capsys):
     block = steps(around(0.1), samples=8)
     a = write(tmp_path / "a", block, Memory(step=2, device="cpu", peak_gb=2.0))
@@ -238,11 +224,6 @@ def test_memory_that_one_run_lacks_has_no_verdict(tmp_path, capsys, before, afte
     assert (found["a"], found["b"], found["verdict"]) == (before, after, None)
 
 
-def test_a_change_below_the_threshold_is_none(tmp_path, capsys):
-    a, b = [write(tmp_path / name, steps(around(seconds))) for name, seconds in (("a", 0.1), ("b", 0.103))]
-    assert compared(capsys, a, b).startswith("No regression: step_time changed by +3.0 %")
-
-
 def test_a_step_of_several_ranks_is_as_long_as_the_slowest(tmp_path, capsys):
     a = write(tmp_path / "a", steps([0.1] * 40, samples=8))
     write(tmp_path / "a", steps([0.2] * 40, samples=4), rank=1)
@@ -252,22 +233,10 @@ def test_a_step_of_several_ranks_is_as_long_as_the_slowest(tmp_path, capsys):
     assert found["samples/s"]["change"] == pytest.approx(0)
 
 
-def test_excluded_and_lost_steps_are_left_out(tmp_path, capsys):
-    odd = steps([9.0, None, *[0.1] * 40], excluded=("first", *[None] * 41))
-    a, b = write(tmp_path / "a", odd), write(tmp_path / "b", steps([0.1] * 40))
-    assert as_json(capsys, a, b)["steps"] == [40, 40]
-
-
 def test_too_few_steps_decide_nothing(tmp_path, capsys):
     a, b = write(tmp_path / "a", steps([0.1] * 9)), write(tmp_path / "b", steps([0.1] * 90))
     out = compared(capsys, a, b, status=2)
     assert out.startswith("Not decided: one of the runs has fewer than ten measured steps.")
-
-
-def test_without_a_journal_there_is_one_sentence(tmp_path, capsys):
-    a = write(tmp_path / "a", steps([0.1] * 9))
-    assert main(["compare", str(a), str(tmp_path / "gone")]) == 2
-    assert capsys.readouterr().err.count("\n") == 1
 
 
 @pytest.mark.parametrize("word", ["-1", "nan", "inf", "much"])
@@ -276,17 +245,6 @@ def test_a_threshold_that_is_none_is_refused(tmp_path, capsys, word):
         main(["compare", "a", "b", "--fail-over", word])
     assert raised.value.code == 2
     capsys.readouterr()
-
-
-def test_only_the_last_fit_of_a_directory_is_compared(tmp_path, capsys):
-    a = write(tmp_path / "a", steps([0.1] * 40))
-    for rank in (0, 1):
-        b = write(tmp_path / "b", steps([0.3] * 40), rank=rank, run_id="old", world_size=2)
-    today = [Entry(0.0, a_run(run_id="new", started_unix=86400.0)), Entry(1.0, steps([0.1] * 40))]
-    with (b / "perf_callbacks/rank0.jsonl").open("a") as journal:
-        journal.writelines(encode(entry) + "\n" for entry in today)
-    found = as_json(capsys, a, b)
-    assert found["metrics"]["step_time"]["b"] == pytest.approx(0.1)
 
 
 def test_ranks_that_a_restart_left_out_are_not_compared(tmp_path, capsys):
@@ -325,11 +283,6 @@ def test_values_that_no_run_can_have_are_said_to_be_such(tmp_path, capsys, colum
     told = capsys.readouterr()
     assert told.out == ""
     assert told.err == "perf-callbacks compare: not decided: a journal holds impossible values\n"
-
-
-def test_steps_longer_than_any_run_are_not_measured(tmp_path, capsys):
-    a = write(tmp_path / "a", steps([1e308] * 100))
-    assert compared(capsys, a, a, status=2).startswith("Not decided: ")
 
 
 @pytest.mark.parametrize("size", [-1.0, 1e308])
@@ -387,13 +340,6 @@ def test_several_runs_show_a_sure_change_below_the_threshold(tmp_path, capsys):
     compared(capsys, *sides(a, b), "--fail-over", "3", status=1)
 
 
-def test_one_new_run_is_compared_with_several_old_ones(tmp_path, capsys):
-    a = runs(tmp_path, "a", *[0.1 * one for one in SPREAD])
-    (near, far) = runs(tmp_path, "b", 0.106, 0.12)
-    assert compared(capsys, *sides(a, [near])).startswith("Undecided, make more runs: ")
-    compared(capsys, *sides(a, [far]), status=1)
-
-
 @pytest.mark.parametrize("words", [[], ["a"], ["a", "b", "--base", "c", "--new", "d"], ["--base", "a"]])
 def test_each_side_is_given_once(capsys, words):
     assert main(["compare", *words]) == 2
@@ -412,17 +358,6 @@ def test_a_run_on_a_busier_machine_is_not_called_slower(tmp_path, capsys):
     assert out.splitlines()[0].startswith("Not decided: the machine was busier during B, which may explain the")
     assert "B: no CPU for 40.0% of the time, other programs used 1.4 of 2 CPUs, load" in out
     assert as_json(capsys, a, b, status=2)["busier"] == "B"
-
-
-def test_throughput_on_a_busier_machine_has_no_verdict_if_times_are_not_compared(tmp_path, capsys):
-    cpu = {"a": QUIET, "b": BUSY}
-    a, b = [
-        write(tmp_path / name, steps(around(seconds), samples=8, tokens=tokens), replace(SUMMARY, cpu=cpu[name]))
-        for name, seconds, tokens in (("a", 0.1, 800), ("b", 0.2, 840))
-    ]
-    assert compared(capsys, a, b, status=2).startswith(
-        "Not decided: the machine was busier during B, which may explain the difference."
-    )
 
 
 def test_a_change_that_the_load_can_not_explain_is_decided(tmp_path, capsys):
@@ -482,12 +417,6 @@ def test_runs_that_are_not_alike_are_neither_better_nor_worse(tmp_path, capsys, 
     assert compared(capsys, *a, *b, status=2).startswith(f"Not decided: the runs are not alike: {name} ")
 
 
-def test_another_number_of_samples_per_step_is_another_batch(tmp_path, capsys):
-    a = write(tmp_path / "a", steps(around(0.1), samples=8))
-    b = write(tmp_path / "b", steps(around(0.1), samples=16))
-    assert as_json(capsys, a, b, status=2)["unlike"] == {"samples per step": {"a": 8.0, "b": 16.0}}
-
-
 def test_runs_of_one_side_must_be_alike_too(tmp_path, capsys):
     a = runs(tmp_path, "a", 0.1, batch=8) + runs(tmp_path, "c", 0.1, batch=4)
     b = runs(tmp_path, "b", 0.1, 0.1, batch=8)
@@ -499,3 +428,21 @@ def test_loads_that_no_machine_has_are_unknown_or_bounded(tmp_path, capsys, valu
     load = CpuSummary(cpus=2, no_cpu_share=value, other_cpus=value, idle_cpus=value, load_average=value)
     (a,) = runs(tmp_path, "a", 0.1, cpu=[load])
     compared(capsys, a, a)
+
+
+def test_more_throughput_is_no_regression_whatever_quick_steps_do(tmp_path, capsys):
+    a = write(tmp_path / "a", steps([*[0.1] * 3, 0.9] * 40, samples=8))
+    b = write(tmp_path / "b", steps([0.2] * 160, samples=8))
+    found = as_json(capsys, a, b)
+    assert (found["decided_by"], found["metrics"]["quick_step_time"]["verdict"]) == ("samples/s", "worse")
+
+
+def test_throughput_on_a_busier_machine_has_no_verdict_if_times_are_not_compared(tmp_path, capsys):
+    cpu = {"a": QUIET, "b": BUSY}
+    a, b = [
+        write(tmp_path / name, steps(around(seconds), samples=8, tokens=tokens), replace(SUMMARY, cpu=cpu[name]))
+        for name, seconds, tokens in (("a", 0.1, 800), ("b", 0.2, 840))
+    ]
+    assert compared(capsys, a, b, status=2).startswith(
+        "Not decided: the machine was busier during B, which may explain the difference."
+    )

@@ -8,7 +8,6 @@ import pytest
 from launching import python
 
 from perf_callbacks.commands import main
-from perf_callbacks.kernel.records import interim
 from perf_callbacks.kernel.records.codec import Entry
 from perf_callbacks.kernel.records.fit_records import Finding
 from perf_callbacks.kernel.records.summary_parts import CpuSummary
@@ -104,14 +103,6 @@ def test_a_busy_machine_is_the_reason_that_is_given(demo):
     assert "the hidden fault: the training had no CPU for long." in demo(Runs(no_cpu=0.5))[1]
 
 
-def test_a_busy_machine_is_named_beside_the_gain(demo):
-    cpu = Finding(cause="cpu", share=0.3, evidence="The training thread had no CPU", remedy="more CPUs")
-    status, told, _ = demo(Runs(cpu, journals.FINDING, no_cpu=0.3))
-    assert status == 0
-    assert "The verdict names another cause first." in told
-    assert "The training had no CPU for up to 30% of its time: loader workers, ranks or other programs" in told
-
-
 @pytest.mark.verdict_after_ten_seconds
 def test_a_second_run_without_a_verdict_is_explained(demo):
     assert "less than ten seconds, which is too short for a verdict" in demo(Runs(journals.FINDING))[1]
@@ -124,25 +115,8 @@ def test_a_remedy_without_an_option_ends_the_demo(demo):
     assert "The demo can't apply this remedy: faster disks." in told
 
 
-def test_a_training_that_fails_ends_the_demo(demo):
-    assert demo(Runs(status=3))[:1] == (1,)
-
-
 def test_a_training_without_a_journal_ends_the_demo(demo):
     status, told, _ = demo(lambda *_, **__: 0)
-    assert status == 1
-    assert "The training left no summary in" in told
-
-
-def test_a_summary_of_a_run_that_did_not_end_is_no_summary(demo):
-    def unended(directory, options, stopped, output=None):
-        out = directory / options[options.index("--out") + 1]
-        journals.write(out, [*journals.a_fit(summary=False)])
-        (journal,) = out.rglob("rank0.jsonl")
-        interim.write(journal, Entry(9.0, journals.a_summary(findings=(journals.FINDING,))))
-        return 0
-
-    status, told, _ = demo(unended)
     assert status == 1
     assert "The training left no summary in" in told
 
@@ -156,21 +130,6 @@ def test_an_interrupt_ends_the_demo(demo, tmp_path):
     assert f"Interrupted. {tmp_path}" in told
 
 
-@pytest.mark.parametrize(
-    ("ranks", "said"), [("1", "With 1 CPU, loader workers"), ("2", "2 ranks share 1 CPU, so steps wait for a CPU")]
-)
-def test_a_machine_with_one_cpu_is_told_of_its_remedy(demo, monkeypatch, ranks, said):
-    monkeypatch.setattr("perf_callbacks.kernel.process.processes.allowed_cpus", lambda: 1)
-    assert said in demo(Runs(), "--ranks", ranks)[1]
-
-
-def test_the_report_opens_on_request(demo, monkeypatch, tmp_path):
-    opened = []
-    monkeypatch.setattr("webbrowser.open", opened.append)
-    assert demo(Runs(journals.FINDING), "--open")[0] == 0
-    assert opened == [(tmp_path / "report.html").as_uri()]
-
-
 def test_json_has_the_result_and_stdout_nothing_else(demo):
     status, printed, told = demo(Runs(journals.FINDING), "--json")
     found = json.loads(printed)
@@ -181,11 +140,6 @@ def test_json_has_the_result_and_stdout_nothing_else(demo):
     assert [one["steps"] for one in found["runs"]] == [20, 20]
     assert found["remedy"] == "DataLoader(num_workers=2)"
     assert "$ python train.py" in told
-
-
-def test_json_of_a_demo_without_a_run_has_no_figure(demo):
-    found = json.loads(demo(Runs(status=1), "--json")[1])
-    assert (found["gain"], found["remedy"], found["promised_share"], found["report"]) == (None,) * 4
 
 
 @pytest.mark.parametrize("words", [["--ranks", "0"], ["--ranks", "9"], ["--seconds", "10"], ["--seconds", "nan"]])

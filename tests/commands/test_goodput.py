@@ -64,16 +64,6 @@ def test_text(tmp_path, capsys, monkeypatch):
     assert matches(PRINTED / "goodput.txt", told(capsys, tmp_path, "--price", "2.5"))
 
 
-def test_json(tmp_path, capsys):
-    write(tmp_path, *two_attempts())
-    found = facts(capsys, tmp_path)
-    assert (found["schema"], found["all_seconds"], found["kept_steps"]) == (1, 29.0, 8)
-    assert found["seconds"]["rolled back"] == 2.0
-    assert found["seconds"]["communication"] is None
-    assert [one["resumed_from"] for one in found["attempts"]] == [None, 0]
-    assert (found["money"], found["tokens"]) == (None, 8000.0)
-
-
 def test_steps_rolled_back_by_an_attempt_without_an_end_are_at_least_so_many(tmp_path, capsys):
     again = a_journal(started=20.0, first=3, times=(1.0,) * 6, attempt=2)
     for first, ended, least in (
@@ -163,11 +153,6 @@ def test_a_run_that_goes_on_lasts_until_its_summary_so_far(tmp_path, capsys):
     write_ranks(tmp_path, [Entry(0.0, a_run())])
     interim.write(tmp_path / "perf_callbacks" / "rank0.jsonl", Entry(8.0, a_summary()))
     assert facts(capsys, tmp_path)["all_seconds"] == 8.0
-
-
-def test_a_single_journal_may_be_named(tmp_path, capsys):
-    write(tmp_path, *two_attempts())
-    assert len(facts(capsys, tmp_path / "perf_callbacks" / "rank0.jsonl")["attempts"]) == 2
 
 
 def test_impossible_values_and_missing_journals_are_told_in_a_sentence(tmp_path, capsys):

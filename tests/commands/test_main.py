@@ -56,6 +56,14 @@ def test_a_command_that_is_gone_says_its_successor(capsys):
         assert capsys.readouterr() == ("", f"perf-callbacks {gone} is gone: {instead}.\n")
 
 
+@pytest.mark.parametrize("words", ["check", "status", "launch train.py", "run -m json.tool"])
+def test_a_setting_that_makes_no_sense_is_refused(monkeypatch, capsys, words):
+    monkeypatch.setenv("PERF_CALLBACKS_GC", "sinc")
+    name = words.partition(" ")[0]
+    sentence = f"perf-callbacks {name}: PERF_CALLBACKS_GC: got 'sinc', wanted one of sync, freeze, observe, off.\n"
+    assert exits(capsys, *words.split()) == (2, "", sentence)
+
+
 @pytest.mark.skipif(os.name == "nt", reason="pipes are other ones there")
 @pytest.mark.parametrize("words", [["--help"], ["status"], ["flops", "--params", "1e9", "--seq", "1"]])
 def test_a_reader_that_has_left_is_no_error(words):

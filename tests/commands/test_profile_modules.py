@@ -89,14 +89,3 @@ def test_a_profile_shows_time_and_mfu_of_all_modules(tmp_path, capsys):
         "mfu": pytest.approx(0.3),
         "at_least": True,
     }
-
-
-@pytest.mark.parametrize("flops", [-1, 10**80])
-def test_impossible_values_are_no_crash(tmp_path, capsys, flops):
-    journal(tmp_path, replace(COUNT, hardware_flops=flops))
-    assert "rank 0" in told(capsys, tmp_path)
-
-
-def test_without_a_journal_there_is_one_sentence(tmp_path, capsys):
-    assert main(["profile", str(tmp_path)]) == 2
-    assert capsys.readouterr().err.count("\n") == 1

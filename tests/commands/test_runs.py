@@ -9,7 +9,6 @@ from journals import a_summary
 from recorded import NOW, a_recorded, stand_still
 
 from perf_callbacks.commands import main
-from perf_callbacks.report import run_list
 
 
 @pytest.fixture(autouse=True)
@@ -52,15 +51,6 @@ def test_a_line_for_each_run_the_newest_first(several, capsys):
     assert [row[-2] for row in table[1:]] == ["deep/c", "deep/d", "deep/er/b", "a"]
 
 
-def test_columns_without_a_value_are_left_out(tmp_path, capsys):
-    a_recorded(tmp_path, ended=False, age=600.0, host=None)
-    heading = told(capsys, tmp_path).out.splitlines()[0]
-    assert heading.split("  ")[0] == "started (UTC)"
-    assert "MFU" not in heading
-    assert "job" not in heading
-    assert "host" not in heading
-
-
 def test_json(several, capsys):
     found = json.loads(told(capsys, several, "--json").out)
     assert [one["run_id"] for one in found] == ["c", "d", "b", "a"]
@@ -69,15 +59,6 @@ def test_json(several, capsys):
         "train.py · Llama · on node7", "ended", 0.25, pytest.approx(0.4), "4711",
     )  # fmt: skip
     assert last["started_unix"] == NOW - 90_014.0
-
-
-def test_fits_in_one_journal_are_runs_of_their_own(tmp_path, capsys):
-    a_recorded(tmp_path, age=900.0, run_id="first")
-    journal = tmp_path / "perf_callbacks/rank0.jsonl"
-    earlier = journal.read_text()
-    a_recorded(tmp_path, run_id="second")
-    journal.write_text(earlier + journal.read_text())
-    assert [line.split()[2] for line in told(capsys, tmp_path).out.splitlines()[1:]] == ["ended", "ended"]
 
 
 def test_links_and_hidden_directories_are_not_followed(tmp_path, capsys):
@@ -104,11 +85,15 @@ def test_a_directory_that_cannot_be_read_is_named(tmp_path, capsys, monkeypatch)
     assert printed.err == f"{tmp_path}/locked: this directory can't be read\n"
 
 
-def test_a_terminal_gets_lines_of_its_width():
-    assert run_list.cut(["12345", "123456"], 5) == ["12345", "1234…"]
-    assert run_list.cut(["12345", "123456"], None) == ["12345", "123456"]
-
-
 def test_without_a_run_there_is_one_sentence(tmp_path, capsys):
     assert main(["runs", str(tmp_path)]) == 2
     assert capsys.readouterr().err.startswith(f"perf-callbacks runs: {tmp_path}: no run in or below this directory.")
+
+
+def test_columns_without_a_value_are_left_out(tmp_path, capsys):
+    a_recorded(tmp_path, ended=False, age=600.0, host=None)
+    heading = told(capsys, tmp_path).out.splitlines()[0]
+    assert heading.split("  ")[0] == "started (UTC)"
+    assert "MFU" not in heading
+    assert "job" not in heading
+    assert "host" not in heading

@@ -71,15 +71,6 @@ def test_jobs_of_1_2_and_4_ranks_equal_hand_computation(tmp_path, capsys):
     assert points[4]["growth"][1]["seconds"] == pytest.approx(0.125)
 
 
-def test_a_run_against_itself_has_an_efficiency_of_1(tmp_path, capsys):
-    one = job(tmp_path / "1", {"data_time": tuple(0.01 * (place % 7 + 1) for place in range(STEPS))})
-    _, points = as_json(capsys, one, "--baseline", one)
-    low, high = points[1]["interval"]
-    assert points[1]["efficiency"] == 1.0
-    assert low < 1.0 < high
-    assert points[1]["grows_most"] is None
-
-
 def test_text(tmp_path, capsys):
     one = job(tmp_path / "1", {})
     two = job(tmp_path / "2", *[{"backward_time": 1.5}] * 2)
@@ -122,15 +113,6 @@ def test_the_part_that_grows_is_named(tmp_path, capsys, part, slow):
         assert found["slowest_rank"] == {"rank": 2, "share_of_steps": 1.0}
 
 
-def test_a_slow_rank_is_named(tmp_path, capsys):
-    waits = {"backward_time": 1.5}
-    four = job(tmp_path / "4", waits, {"data_time": 1.0625}, waits, waits)
-    told = " ".join(scaling(capsys, job(tmp_path / "1", {}), four).split())
-    assert told.startswith("Not good: 4 devices do the work of 2 in the baseline (1 device).")
-    assert "Waiting for data grows most: with 4 devices, a step spends 1.00 s more on it" in told
-    assert "takes 750 ms longer than on the mean rank. Rank 1 is the slowest in 100.0% of the steps." in told
-
-
 def test_with_a_smaller_batch_per_device_work_per_second_is_compared(tmp_path, capsys):
     half = {name: seconds / 2 for name, seconds in USUAL.items()}
     two = job(tmp_path / "2", *[half | {"optimizer_time": 0.125}] * 2, samples=4)
@@ -142,13 +124,6 @@ def test_with_a_smaller_batch_per_device_work_per_second_is_compared(tmp_path, c
     ]
     told = " ".join(scaling(capsys, tmp_path / "1", two).split())
     assert "The batch per device differs (strong scaling): 8 on 1 device, 4 on 2 devices, in samples per step." in told
-
-
-def test_a_batch_that_differs_between_runs_of_a_count_is_told(tmp_path, capsys):
-    twos = [job(tmp_path / f"2-{samples}", {}, {}, samples=samples) for samples in (4, 12)]
-    assert as_json(capsys, job(tmp_path / "1", {}), *twos)[0]["scaling"] == "strong"
-    told = " ".join(scaling(capsys, tmp_path / "1", *twos).split())
-    assert "(strong scaling): 8 on 1 device, 4 to 12 on 2 devices, in samples per step." in told
 
 
 def test_several_runs_of_a_count_are_one_point(tmp_path, capsys):
@@ -171,12 +146,6 @@ def test_ranks_that_share_samples_count_once(tmp_path, capsys):
     )
 
 
-def test_tokens_count_where_samples_are_unknown(tmp_path, capsys):
-    one, two = job(tmp_path / "1", {}, samples=None, tokens=64), job(tmp_path / "2", {}, {}, samples=None, tokens=64)
-    found, points = as_json(capsys, one, two)
-    assert (found["unit"], points[2]["per_second"], points[2]["efficiency"]) == ("tokens", 128.0, 1.0)
-
-
 @pytest.mark.parametrize(
     ("changes", "told"),
     [
@@ -192,11 +161,6 @@ def test_runs_that_are_not_alike_are_refused(tmp_path, capsys, changes, told):
     one = job(tmp_path / "1", {}, tokens=64 if "samples" not in changes else None)
     two = job(tmp_path / "2", {}, {}, **({"tokens": 64} if "samples" not in changes else {}) | changes)
     assert told in scaling(capsys, one, two, status=2)
-
-
-def test_one_number_of_devices_is_no_curve(tmp_path, capsys):
-    one = job(tmp_path / "1", {})
-    assert "all runs have the same number of devices" in scaling(capsys, one, status=2)
 
 
 def test_without_stages_no_part_is_named(tmp_path, capsys):

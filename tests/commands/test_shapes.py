@@ -42,13 +42,6 @@ head           128  as is
     assert shapes(LLAMA) == (1, expected)
 
 
-def test_the_vocabulary_and_the_tokens(shapes):
-    status, printed = shapes(GPT2, "--tokens", "8190")
-    assert status == 1
-    assert "vocabulary  50,257  50,304  38,597,376 -> 38,633,472" in printed
-    assert "tokens       8,190  8,192" in printed
-
-
 def test_no_complaint_about_a_model_that_is_right(shapes):
     status, printed = shapes(LLAMA | {"intermediate_size": 11008}, "--tokens", "8192", "--multiprocessors", "132")
     assert (status, printed.count("as is")) == (0, 5)

@@ -28,7 +28,7 @@ pytestmark = [
 
 def over():
     """Whether all side processes of this process have ended."""
-    return not [one for one in [*sender._all] if one.tick(0.0)]
+    return not [one for one in [*sender.SENDERS] if one.tick(0.0)]
 
 
 def commanded(monkeypatch, directory, command="cat >> {file}"):

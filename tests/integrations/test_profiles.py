@@ -234,7 +234,7 @@ def test_a_killed_reducer_is_one_line(tmp_path, caplog, monkeypatch):
     original = Reducer.send
 
     def send(self, *job):
-        os.killpg(self._process.pid, signal.SIGKILL)
+        os.killpg(self.process.pid, signal.SIGKILL)
         original(self, *job)
 
     monkeypatch.setattr(Reducer, "send", send)

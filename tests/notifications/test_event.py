@@ -61,18 +61,6 @@ def test_a_process_that_ends_without_a_word_is_lost():
     assert "show" not in parsed(Origin(run=RUN, directory=None).lost(step=7, now=1.0))["text"]
 
 
-def test_a_large_event_without_lists_is_one_line():
-    texts = {str(place): "\U0001f600" * MOST_TEXT for place in range(50)}
-    text = line(ORIGIN.event("stall", "no step", texts, step=1, now=1.0))
-    assert json.loads(text)["event"] == "stall"
-
-
-def test_drift_is_a_finding():
-    event = parsed(ORIGIN.drift(DRIFT, step=9, now=1.0))
-    assert event["drift"]["evidence"] == "Steps became 30% longer"
-    assert event["text"].endswith("Steps became 30% longer; try looking for lists.")
-
-
 def test_an_event_is_bounded_and_escapes_what_a_terminal_obeys():
     hostile = {
         "text": "\x1b[2J" + "x" * 10_000,

@@ -86,7 +86,7 @@ def test_one_round_is_not_stored():
 @pytest.mark.parametrize("content", [b"", b"{", b'[{"remedy": 3}]'])
 def test_a_broken_file_is_no_gain(content):
     results.store(result([1.0, 1.01, 0.99]))
-    results._path(Identity.from_run(RUN)).write_bytes(content)
+    results.gains_path(Identity.from_run(RUN)).write_bytes(content)
     assert measured(RUN) is None
 
 
