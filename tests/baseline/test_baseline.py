@@ -93,13 +93,6 @@ def test_a_fit_says_how_it_stands_to_the_last_runs_of_its_program(file, tmp_path
     assert train(tmp_path / "c") == []
 
 
-def test_steps_of_less_than_ten_seconds_are_not_compared(file, tmp_path, monkeypatch):
-    monkeypatch.setattr(observer, "EARLY_SECONDS", 1e6)
-    assert train(tmp_path / "a", baseline="auto") == []
-    (line,) = ledger.read(file)
-    assert line.early is None
-
-
 def test_a_ledger_that_can_not_be_written_ends_nothing(file, tmp_path):
     file.parent.mkdir(parents=True)
     file.mkdir()

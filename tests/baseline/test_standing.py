@@ -40,12 +40,8 @@ def test_a_slower_release_of_a_dependency_is_named_with_the_stage_that_grew():
     assert said.endswith("): torch 2.14 -> 2.15, data 3.00 ms -> 11.0 ms.")
 
 
-def test_a_faster_run_is_named_too():
-    assert line(against_runs(a_run(0.08), LAST)).startswith("perf_callbacks: 20.0 % faster than the last 5 ")
-
-
 @pytest.mark.parametrize("seconds", [0.1, 0.103, 0.098, 0.104])
-def test_what_differs_between_runs_anyway_has_no_line(seconds):
+def test_usual_differences_between_runs_have_no_line(seconds):
     assert against_runs(a_run(seconds), LAST) is None
 
 
@@ -80,24 +76,11 @@ def test_a_busier_machine_may_explain_the_difference():
     assert against_runs(a_run(2.0, **busy), LAST) is not None
 
 
-def test_disturbed_runs_of_the_baseline_are_left_out():
-    busy = [a_run(0.3, no_cpu_share=0.5), a_run(0.4, no_cpu_share=0.6)]
-    assert against_runs(a_run(0.132), [*busy, *LAST]).runs == 5
-
-
 @pytest.mark.parametrize("value", [0.0, -1.0, 1e300, None])
 def test_times_that_no_run_has_are_left_out(value):
     foreign = replace(LAST[0], step_seconds=value)
     assert against_runs(a_run(0.132), [foreign, *LAST]).runs == 5
     assert against_runs(foreign, LAST) is None
-
-
-@pytest.mark.parametrize("value", [-1e300, 1e300])
-def test_times_of_a_stage_that_no_run_has_are_left_out(value):
-    slow, foreign = a_run(0.132, data=0.042), a_run(data=value)
-    assert (
-        against_runs(slow, [foreign, *LAST]).stages == against_runs(slow, LAST).stages == {"data_time": (0.003, 0.042)}
-    )
 
 
 def test_names_of_a_foreign_line_have_no_control_characters():

@@ -5,6 +5,7 @@ import signal
 import stat
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ from perf_callbacks.commands import main
 from perf_callbacks.commands.watch import keep, live
 from perf_callbacks.commands.watched_run import WatchedRun
 from perf_callbacks.kernel.records.followed_journal import FollowedJournals
+from perf_callbacks.kernel.records.summary_parts import StallSummary
 from perf_callbacks.report import run_reader
 from perf_callbacks.report.rank_pace import Paces
 from perf_callbacks.report.run_reader import RunReader

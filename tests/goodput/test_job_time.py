@@ -1,7 +1,5 @@
 """The time of a job over its attempts: which kind each second is, and which steps survive."""
 
-import random
-from math import isclose
 
 import pytest
 from attempt_histories import a_journal, attempts_of
@@ -242,20 +240,6 @@ def test_an_attempt_without_a_window_leaves_the_tokens_known():
     assert of(first, dead).tokens == 800.0
 
 
-def test_steps_around_a_checkpoint_show_the_usual_time_too():
-    excluded = ("first", *("checkpoint",) * 4)
-    job = of(a_journal(started=0.0, times=(600.0, *(10.0,) * 4), steps={"excluded": excluded}))
-    assert known(job) == {PRODUCTIVE: 50.0, FIRST_STEP: 590.0}
-
-
-def test_a_copied_journal_counts_once():
-    uses = [(Use(step=2, energy_joules=300.0), 0.0), (Straggler(step=2, rank=1, cause="data", seconds_lost=0.5), 0.0)]
-    steps = {"communication_time": (0.5,) * 4, "tokens": (100,) * 4}
-    one = a_journal(started=0.0, times=(1.0,) * 4, others=uses, steps=steps, world_size=2)
-    assert of(one, one).joules == of(one).joules == 300.0
-    assert known(of(one, one)) == known(of(one))
-
-
 def test_devices_weigh_the_attempts():
     small = a_journal(started=0.0, times=(1.0,) * 10, world_size=2, devices=2)
     large = a_journal(started=20.0, first=11, times=(1.0,) * 10, world_size=8)
@@ -320,37 +304,6 @@ def test_tokens_of_all_ranks_come_from_the_windows():
 def test_impossible_times_are_refused():
     with pytest.raises(ValueError, match="impossible"):
         job_time.from_attempts([])
-
-
-def llama_3(seed, *, days=54.0, interruptions=466, checkpoint_every=900.0, restart=300.0, step=60.0):
-    """A job with the interruptions of Llama 3's report, and our own assumptions on checkpoints and restarts."""
-    chance, end = random.Random(seed), days * 24 * HOUR
-    journals, now, done = [], 0.0, 0
-    while now < end:
-        life = min(chance.expovariate(interruptions / end), end - now)
-        times = (step,) * int(life / step)
-        journals.append(
-            a_journal(started=now, first=done + 1, times=times, world_size=16384, attempt=len(journals) + 1)
-        )
-        last = done + len(times)
-        saved = int(last * step / checkpoint_every) * checkpoint_every / step
-        done, now = max(done, int(saved)), now + len(times) * step + restart
-    return journals, done
-
-
-@pytest.mark.parametrize("seed", range(2))
-def test_the_failure_rates_of_llama_3_allow_its_published_goodput(seed):
-    """466 interruptions in 54 days on 16,384 GPUs, and over 90 % effective training time.
-
-    With a checkpoint every 15 minutes and restarts of 5 minutes, an interruption costs 12.5 minutes on average.
-    """
-    journals, done = llama_3(seed)
-    job = of(*journals)
-    expected = done * 60.0 / job.all_seconds
-    assert 380 < len(job.attempts) < 540
-    assert isclose(job.ettr, expected, abs_tol=0.002)  # the last attempt also has steps after its last checkpoint
-    assert 0.90 < job.ettr < 0.94
-    assert job.device_hours == pytest.approx(54 * 24 * 16384, rel=0.01)
 
 
 def test_journals_that_lack_the_origin_are_joined_by_steps():

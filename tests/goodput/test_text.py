@@ -46,7 +46,7 @@ def test_attempts_say_how_they_ended():
     assert [text.end(one, last=True) for one in job.attempts][1] == "killed, or goes on"
 
 
-def test_notes_tell_choice_from_crash_and_what_is_unknown():
+def test_notes_tell_choice_from_crash_and_name_unknown_kinds():
     job = of(
         a_journal(started=0.0, times=(1.0,) * 40, ended=True),
         a_journal(started=30.0, first=11, times=(1.0,) * 10, attempt=2),
@@ -80,12 +80,3 @@ def test_the_report_has_a_bar_for_each_attempt_of_a_resumed_run():
     assert "10 rolled back" in bars["attempts"][0]["bar"]["title"]
     assert max(sum(part["share"] for part in one["bar"]["parts"]) for one in bars["attempts"]) > 0.999
     assert found["how"]["goodput"]["meaning"]
-
-
-def test_only_the_last_attempts_of_many_have_a_bar():
-    journals = [
-        a_journal(started=10.0 * number, first=number + 1, times=(1.0,), attempt=number + 1) for number in range(30)
-    ]
-    bars = payload(gather([[entry for journal in journals for entry in journal]]))["goodput"]
-    assert [bars["attempts"][0]["name"], bars["attempts"][-1]["name"]] == ["Attempt 7", "Attempt 30"]
-    assert bars["all"]["title"].endswith("Below: the last 24")

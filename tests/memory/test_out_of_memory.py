@@ -13,7 +13,6 @@ from perf_callbacks.kernel.records.module_records import OUTSIDE, ModuleWork
 from perf_callbacks.memory.out_of_memory import (
     MOST_LOOKS,
     Holdings,
-    coming_state_gb,
     failed_allocation,
     few_tensors,
     place,
@@ -134,14 +133,6 @@ def test_gradients_and_state_belong_to_the_module_of_their_weight():
     assert held.largest(counted)[0] == HeldMemory(path="layers.*", kind="activations", gb=0.001)
 
 
-@pytest.mark.parametrize(("kind", "each"), [("Adam", 2), ("SGD", 0), ("RMSprop", 0)])
-def test_state_that_is_still_to_come(kind, each):
-    optimizer = getattr(torch.optim, kind)([nn.Parameter(torch.ones(1000))], lr=0.1)
-    assert coming_state_gb([optimizer]) * 1e9 == 4000 * each
-    optimizer.state["made"] = 1
-    assert coming_state_gb([optimizer, torch.optim.SGD([torch.ones(9)], lr=0.1, momentum=0.9)]) * 1e9 == 36
-
-
 REPORT = OutOfMemory(
     step=3,
     device="cuda",
@@ -180,7 +171,7 @@ def test_the_text_of_a_report():
         ({"fitting_micro_batch": 20}, "these samples were larger"),
     ],
 )
-def test_less_is_known(known, words):
+def test_a_report_that_knows_less_says_less(known, words):
     fields = {name: getattr(REPORT, name) for name in ("step", "device", "error", "micro_batch")} | known
     assert words in lines(OutOfMemory(**fields), rank=0)[-1]
 

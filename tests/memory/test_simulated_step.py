@@ -86,7 +86,7 @@ def test_the_parts_with_accumulation(tmp_path):
     compare(tmp_path, "llama", "adamw", checkpointing=False, accumulated=2)
 
 
-def test_memory_grows_evenly_with_the_batch_and_shrinks_with_each_checkpointed_layer():
+def test_memory_grows_with_the_batch_and_shrinks_with_checkpointing():
     with unpadded():
         ours = simulated("llama", "sgd")
         one, two, three = [ours.step(size, SEQ).parts.activations_gb for size in (1, 2, 3)]

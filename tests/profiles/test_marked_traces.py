@@ -49,7 +49,7 @@ def test_a_backward_belongs_to_the_module_of_its_forward():
     assert modules(*events) == ({"head": 40, "(no module)": 4}, {"head": 30, "(no module)": 3})
 
 
-def test_a_loss_that_takes_the_number_after_the_model_does_not_belong_to_the_model():
+def test_a_loss_with_the_next_number_does_not_belong_to_the_model():
     events = [
         mark("head", 0, 10),
         operation("aten::is_nonzero", 2, 1, sequence=7),  # makes no node
@@ -155,22 +155,7 @@ def test_flops_follow_from_shapes(name, shapes, values, flops):
     assert (found.flops, found.operations[0].flops) == (flops, flops)
 
 
-def test_an_operation_with_several_kernels_counts_once():
-    found = profile(
-        operation("aten::mm", 0, 20, shapes=[[2, 3], [3, 5]]),
-        launch(1, 1),
-        kernel("gemm", 5, 10, 1),
-        launch(2, 4),
-        kernel("splitKreduce_kernel", 20, 2, 2),
-        operation("aten::zero_", 8, 5),
-        launch(3, 9),
-        kernel("elementwise_fill", 30, 1, 3),
-    )
-    assert found.flops == 60
-    assert [one.flops for one in found.operations] == [60, None]
-
-
-def test_a_view_within_a_product_gets_no_flops_however_long_the_thread_pauses_in_it():
+def test_a_view_within_a_product_gets_no_flops():
     product = operation("aten::mm", 0, 10, shapes=[[2, 3], [3, 5]])
     found = profile(product, operation("aten::resolve_conj", 2, 7)).operations
     assert [(one.name, one.kind, one.flops) for one in found] == [

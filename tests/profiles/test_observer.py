@@ -1,6 +1,5 @@
 """The choice of profiled steps, with a profiler and a side process that do nothing."""
 
-import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,12 +10,12 @@ from fakes import FakeClock
 from perf_callbacks import PerfConfig
 from perf_callbacks.kernel.fit.place import Place
 from perf_callbacks.kernel.fit.recorder import Recorder
-from perf_callbacks.kernel.process import helper_process, torch_profiler
+from perf_callbacks.kernel.process import torch_profiler
 from perf_callbacks.kernel.records.codec import pack
 from perf_callbacks.kernel.records.profile_record import Profile
 from perf_callbacks.kernel.records.rank_records import Straggler
 from perf_callbacks.kernel.settings.resolution import resolve
-from perf_callbacks.profiles.observer import NO_WISH, PER_TURN, WISH, ProfileWatch
+from perf_callbacks.profiles.observer import PER_TURN, WISH, ProfileWatch
 
 CPU_PROFILE = pack(
     Profile(
@@ -147,14 +146,6 @@ def test_auto_keeps_within_its_part_of_the_time(start):
     assert len(fit.seen) == 2
 
 
-def test_a_second_slow_step_changes_no_proposal(start):
-    fit = start("auto")
-    fit.recorder.write(slow())
-    wish = fit.watch.proposals[WISH]
-    fit.recorder.write(slow())
-    assert fit.watch.proposals[WISH] == wish < NO_WISH
-
-
 def test_no_step_is_added_after_a_minute(start):
     fit = start("20:9")
     fit.run(19)
@@ -169,11 +160,6 @@ def test_a_fit_that_goes_on_profiles_as_soon_as_possible(start):
     assert fit.seen == [[402, 403, 404]]
 
 
-def test_where_no_process_can_be_forked_there_is_a_reason(monkeypatch):
-    monkeypatch.delattr(os, "fork", raising=False)
-    assert helper_process.why_not("profiles") == "profiles need a POSIX system"
-
-
 def test_auto_counts_the_time_of_another_rank(start):
     fit = start("auto", ranks=2)
     for step, turns in ((0, 1), (20, 1), (200, 2)):
@@ -182,15 +168,6 @@ def test_auto_counts_the_time_of_another_rank(start):
         fit.recorder.observers.adopted(fit.watch.proposals, fit.number)
         assert fit.watch.proposals[WISH] // PER_TURN == turns  # a profile of rank 1 takes four seconds of rank 0
     assert fit.seen == []
-
-
-def test_auto_counts_the_time_of_the_profile_to_come(start):
-    fit = start("auto")
-    fit.recorder.write(slow())
-    fit.run(70)  # the first profile took three seconds, and the next would
-    fit.recorder.write(slow())
-    fit.run(20)
-    assert len(fit.seen) == 1
 
 
 @pytest.mark.parametrize(("nodes", "expected"), [(0, [20, 21, 22]), (9_000, [20, 21]), (20_000, [20]), (20_001, None)])

@@ -63,10 +63,6 @@ def names(found):
     return [(one.remedy.name, one.value) for one in found]
 
 
-def test_the_lines_of_the_table_are_lines_of_rules():
-    assert [line for line in EXPECTED if line not in LINES] == []
-
-
 @each_row("line", LINES)
 def test_a_line_calls_for_its_remedy(line):
     found = of_finding(finding(line))
@@ -90,7 +86,7 @@ def test_compilation_is_tried_on_request_only():
 
 
 @pytest.mark.parametrize("cpus", [1, 8])
-def test_only_tries_what_no_finding_calls_for(cpus):
+def test_a_group_is_tried_without_a_finding(cpus):
     assert not any([one.called_for for one in candidates(probe(), GROUPS, cpus)])
     tried = names(candidates(probe(), GROUPS, cpus))
     number = max(1, cpus - 1)
@@ -101,7 +97,7 @@ def test_only_tries_what_no_finding_calls_for(cpus):
     assert "{" not in "".join([one.line + one.title for one in candidates(probe(), GROUPS, cpus)])
 
 
-def test_only_keeps_the_number_of_a_finding():
+def test_a_group_keeps_the_number_of_a_finding():
     assert names(candidates(probe("DataLoader(num_workers=3)"), ("loader",), 8)) == [("workers", 3)]
 
 

@@ -99,15 +99,6 @@ def test_the_json_object():
     ]  # fmt: skip
 
 
-def test_the_json_object_of_an_interrupted_result():
-    found = text.as_json(INTERRUPTED)
-    assert found["interrupted"]
-    assert [(one["setting"], one["step_seconds"], one["faster"]) for one in found["settings"]] == [
-        (BASE, [2.0], None), (WORKERS.title, [1.0], 2.0),
-    ]  # fmt: skip
-    assert text.as_json(AT_ONCE)["settings"] == []
-
-
 @pytest.mark.parametrize(
     ("why", "sentence"),
     [
