@@ -15,10 +15,6 @@ from perf_callbacks.kernel.records.flops_record import Flops
 EXAMPLES = sorted((Path(__file__).parents[1] / "examples").glob("*.py"))
 
 
-def test_there_are_examples():
-    assert EXAMPLES
-
-
 @pytest.mark.parametrize(
     "example",
     [

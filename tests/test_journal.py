@@ -76,10 +76,6 @@ def test_a_run_that_was_killed_has_a_record_without_figures(tmp_path):
     assert (run_id, steps, seconds) == ("a1", 0, None)
 
 
-def test_a_directory_without_runs_has_no_records(tmp_path):
-    assert journal.runs(tmp_path) == []
-
-
 @pytest.mark.parametrize("value", [-1.0, 1e300])
 def test_figures_that_no_run_has_are_unknown(tmp_path, value):
     load = CpuSummary(cpus=-1, no_cpu_share=value, other_cpus=value, idle_cpus=value, load_average=value)

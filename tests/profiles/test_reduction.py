@@ -127,9 +127,7 @@ def test_a_wait_without_frames_is_named_by_its_operation():
 
 
 @pytest.mark.parametrize(
-    ("copy_start", "causes"),
-    [(48, {"sync": 12, "host": 10}), (60, {"host": 10})],
-    ids=["pageable", "pinned"],
+    ("copy_start", "causes"), [(48, {"sync": 12, "host": 10}), (60, {"host": 10})], ids=["pageable", "pinned"]
 )
 def test_an_asynchronous_copy_that_begins_within_its_call_is_a_wait(copy_start, causes):
     events = [
