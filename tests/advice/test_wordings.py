@@ -13,7 +13,7 @@ from doc_tables import DOCS
 from profiled_cases import ACCELERATE, CPU, CUDA, GRPO, LIGHTNING, READS, RUN, SLOW_CODE, TRAINER
 from snapshots import matches
 
-from perf_callbacks.advice import table
+from perf_callbacks.advice import step_blocks, table
 from perf_callbacks.advice.compilations import Compilations
 from perf_callbacks.advice.facts import Drift, Facts, Measured, SlowCode
 from perf_callbacks.flops.peaks.peak_rates import lookup
@@ -333,7 +333,117 @@ CASES = {
     },
 }
 
-CASES = {cause: CASES.get(cause, {}) | profiled_cases.CASES.get(cause, {}) for cause in CASES | profiled_cases.CASES}
+EXACT = dict.fromkeys(step_blocks.STAGES, 0.0)
+STARTS = summary(data=0.5)
+LATE = Facts(workers=2, threads=2, starved_share=0.3)
+WHOLE = replace(WORK, by_phase=WORK.by_phase | {"recompute": 270})
+
+
+def roomy(taken=0.0):
+    """Batches of a GB, of which a worker holds four, for a training that takes this many GB."""
+    parts = Memory(step=2, device="cpu", weights_gb=1.0, peak_gb=1.0 + taken)
+    return replace(HUGE, memory=used(parts=parts), free_cpus=8.0)
+
+
+NUMBERS = {
+    "data": {
+        "no workers, exact": (Facts(workers=0, widths=EXACT | {"data": 0.1}), WAITS, CPU),
+        "too few workers, exact": (Facts(workers=2, widths=EXACT), WAITS, CPU),
+        "free CPUs": (Facts(workers=0, widths=EXACT), STARTS, machine(cpus=2)),
+        "a CPU that is free": (Facts(workers=0, widths=EXACT, free_cpus=1.0, idle_share=0.0), STARTS, machine(cpus=2)),
+        "a CPU that is hardly free": (Facts(workers=0, widths=EXACT, free_cpus=0.25), STARTS, machine(cpus=2)),
+        "a slow disk": (Facts(workers=0, widths=EXACT, free_cpus=0.0, idle_share=1 / 3), STARTS, machine(cpus=2)),
+        "a disk": (Facts(workers=0, widths=EXACT, free_cpus=0.25, idle_share=1 / 15), STARTS, machine(cpus=2)),
+        "bursts, exact": (replace(BURSTS, widths=EXACT), WAITS, CPU),
+        "long bursts": (replace(BURSTS, burst_seconds=12.0), WAITS, CPU),
+        "very long bursts": (replace(BURSTS, burst_seconds=1e3), WAITS, CPU),
+        "bursts with little memory": (replace(BURSTS, batch_bytes=10**9), WAITS, machine(memory_available=10.5e9)),
+        "bursts of workers that are too slow": (replace(BURSTS, calm_share=0.5), WAITS, CPU),
+        "perhaps bursts": (replace(BURSTS, calm_share=None), WAITS, CPU),
+        "memory": (roomy(), summary(data=3.0), machine(memory_available=40e9)),
+        "memory for three": (roomy(), summary(data=3.0), machine(memory_available=13e9)),
+        "memory of two ranks": (roomy(), summary(data=3.0), machine(memory_available=26e9, local_ranks=2)),
+        "memory that is taken": (roomy(8.0), summary(data=3.0), machine(memory_available=13e9)),
+        "no memory": (roomy(), summary(data=3.0), machine(memory_available=1e9)),
+        "memory unknown": (roomy(), summary(data=3.0), machine(memory_available=None)),
+        "small batches": (replace(roomy(), batch_bytes=None), summary(data=3.0), machine(memory_available=1e9)),
+        "a second CPU on a device": (Facts(workers=0, threads=2), WAITS, machine(accelerator="cuda", cpus=2)),
+    },
+    "cpu": {
+        "a CPU for each": (LATE, RUN, machine(cpus=4)),
+        "a worker on a CPU": (Facts(workers=1, starved_share=0.3), RUN, machine(cpus=1)),
+        "workers beside a device": (LATE, RUN, machine(cpus=2, accelerator="cuda")),
+        "waits beside a device": (Facts(starved_share=0.2), BETWEEN, CUDA),
+        "workers, other programs unknown": (Facts(workers=2, starved_share=0.3), RUN, machine(cpus=2)),
+        "workers, all CPUs left": (Facts(workers=2, left_cpus=2.0, starved_share=0.3), RUN, machine(cpus=2)),
+        "workers beside other programs": (Facts(workers=2, left_cpus=1.0, starved_share=0.3), RUN, machine(cpus=2)),
+    },
+    "host": {
+        "between stages, varied": (Facts(widths={"other": 0.25}), BETWEEN, CPU),
+        "without a CPU, on a device": (Facts(starved_share=0.2), BETWEEN, CUDA),
+        **{
+            f"slow code in {stage}, varied": (
+                Facts(slow_code={stage: SLOW_CODE}, widths={stage: width, "other": width}), RUN, CPU,
+            )
+            for stage, width in (("forward", 0.5), ("backward", 0.25), ("optimizer", 0.0))
+        },
+    },
+    "recompute": {
+        "exact": (Facts(work=WORK, widths=EXACT), RUN, CPU),
+        "more than a forward": (Facts(work=WHOLE), RUN, CPU),
+    },
+    "padding": {
+        "exact": (Facts(widths=EXACT), summary(useful=0.5), CPU),
+        "nothing but padding": (Facts(), summary(useful=0.0, forward=90.0), CPU),
+        "mostly loading": (Facts(), summary(useful=0.5, data=4.0), CPU),
+    },
+    "attention": {
+        "exact": (replace(EAGER, widths=EXACT), RUN, CPU),
+        "narrow heads": (replace(EAGER, widths=EXACT, head=32), RUN, CPU),
+        "wide heads": (replace(EAGER, widths=EXACT, head=64), RUN, CPU),
+        "wide heads on a device": (replace(EAGER, widths=EXACT, head=64), RUN, CUDA),
+    },
+    "optimizer": {
+        "small tensors": (replace(ADAMW, elements=64.0, update_part=0.8 / 1.1), summary(optimizer=1.1), CPU),
+        "large tensors": (replace(ADAMW, elements=1e6, update_part=0.8 / 1.1), summary(optimizer=1.1), CPU),
+    },
+    "gc": {
+        "by the program, beside the schedule": (Facts(gc="sync", collect_seconds=60.0), OFTEN, CPU),
+        **{
+            f"{made} made, {garbage} garbage": (Facts(), scheduled(scheduled_made=made, scheduled_garbage=garbage), CPU)
+            for made, garbage in (
+                (12_000_000, 6_000_000),
+                (1_010_000_000, 1_000_000_000),
+                (2_000_000_000, 1_000_000_000),  # parts of garbage that the collector doesn't count
+                (60_000_000, 55_000_000),  # garbage that is slow to free, such as tensors
+                (90_000, 100),
+            )
+        },
+    },
+    "startup": {
+        "as long as the steps": (Facts(), summary(startup=100.0), CPU),
+        "first step, loading": (
+            Facts(first_seconds={"data": 30.0, "other": 34.0}), summary(spans={"first_step": 51.0}), CPU,  # 5 s startup
+        ),
+    },
+    "memory": {
+        "leak in much memory": (Facts(memory=used(leak=LEAK)), RUN, machine(memory_available=900 * 10**9)),
+        "leak in no memory": (Facts(memory=used(leak=LEAK)), RUN, machine(memory_available=10**8)),
+    },
+    "compile": {
+        "again, by a size": (Facts(compilations=Compilations(4, 30.0, 3, "tensor 'x' size mismatch")), RUN, CPU),
+        "again, by a flag": (Facts(compilations=Compilations(4, 30.0, 3, "training == True")), RUN, CPU),
+    },
+    "throttle": {
+        "power supply in half of the readings": (lowered("power brake", mhz=1188, utilization=0.25), RUN, CUDA),
+    },
+}  # fmt: skip
+"""Cases whose numbers matter: shares, their lower ends, and numbers in sentences."""
+
+PARTS = (CASES, NUMBERS, profiled_cases.CASES)
+CASES = {
+    cause: PARTS[0].get(cause, {}) | PARTS[1].get(cause, {}) | PARTS[2].get(cause, {}) for cause in PARTS[0] | PARTS[2]
+}
 
 
 def test_every_wording_is_as_in_the_snapshot():
@@ -343,6 +453,7 @@ def test_every_wording_is_as_in_the_snapshot():
             finding = found(cause, facts, of, on)
             assert finding is not None, (cause, case)
             share = "unknown" if finding.share is None else f"{finding.share:.4f}"
+            share += "" if finding.low is None else f", at least {finding.low:.4f}"
             shown += f"{cause}: {case}, share {share}\n  {finding.evidence}\n  try {finding.remedy}\n\n"
     assert matches(Path(__file__).with_name("wordings.txt"), shown)
 
