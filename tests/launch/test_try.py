@@ -92,23 +92,6 @@ def test_a_setting_that_hangs_is_told_and_the_others_go_on(tried, monkeypatch):
 
 
 @SLOW
-def test_two_optimizers(tried):
-    source = """
-g, d = nn.Linear(4, 4), nn.Linear(4, 1)
-first, second = torch.optim.Adam(d.parameters()), torch.optim.Adam(g.parameters())
-while True:
-    (d(torch.ones(8, 4)) - d(g(torch.randn(8, 4)).detach())).mean().backward()
-    first.step()
-    first.zero_grad()
-    d(g(torch.randn(8, 4))).mean().backward()
-    second.step()
-    second.zero_grad()
-"""
-    status, result, _ = tried(AT_ONCE + LOOP + source, before=("--only", "optimizer"))
-    assert (status, [*by_remedy(result)]) == (0, ["as it is", "optimizer"])
-
-
-@SLOW
 def test_a_program_with_its_own_callback_keeps_its_settings(tried):
     source = """
 import os
