@@ -10,7 +10,7 @@ from snapshots import matches
 from summaries import a_summary_of
 
 from perf_callbacks.flops.work import beside_model
-from perf_callbacks.kernel.records.fit_records import APPLIED, Checklist, Finding
+from perf_callbacks.kernel.records.fit_records import Finding
 from perf_callbacks.kernel.records.summary_parts import EnergySummary
 from perf_callbacks.report import cards, opening_card
 
@@ -184,21 +184,6 @@ def test_a_run_that_is_too_short_says_what_a_verdict_lacks():
         run = summary(included_steps=steps, wall_seconds={"steps": seconds}, findings=(BLOCKING,))
         assert cards.lines(run)[0] == f"No verdict: {sentence}"
         assert cards.lines(run)[1].startswith("found: CUDA_LAUNCH")
-
-
-@pytest.mark.parametrize("columns", ["80", "120"])
-@pytest.mark.parametrize("color", ["", "1"])
-@pytest.mark.parametrize("findings", [(), (LOADER, OPTIMIZER, BLOCKING)])
-def test_cards_are_plain_and_80_columns_wide_whatever_shows_them(findings, columns, color, monkeypatch):
-    monkeypatch.setenv("COLUMNS", columns)
-    monkeypatch.setenv("NO_COLOR", color)
-    full = {"wall_seconds": ACCOUNT, "lost_steps": 3, "stalls": 2, "failure": "no " * 40}
-    full |= {"gc_scheduled_seconds": 0.005, "gc_startup_seconds": 0.25, **WORKED, "flops_coverage": 1.0}
-    row = Checklist(item="gc", status=APPLIED, before="automatic, thresholds 700/10/10", after="every 100 steps " * 4)
-    opening = opening_card.opening(a_run(), journal="out/rank0.jsonl", checklist=[row], findings=findings)
-    for card in (cards.closing(summary(**full, findings=findings)), opening):
-        assert max(map(len, card.splitlines())) <= 80
-        assert "\x1b" not in card
 
 
 @each_row(
