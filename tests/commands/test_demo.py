@@ -93,41 +93,35 @@ def test_each_remedy_has_its_options(remedy, options):
     assert two_runs.options_of(remedy, 2) == options
 
 
-def test_a_fault_that_is_not_named_is_said(demo):
-    status, told, _ = demo(Runs())
-    assert (status, told.count("$ python")) == (1, 1)
-    assert "doesn't name the hidden fault: see its card above. The fault: train.py tokenizes" in told
+def interrupted(*_, **__):
+    raise two_runs.StoppedError
 
 
-def test_a_busy_machine_is_the_reason_that_is_given(demo):
-    assert "the hidden fault: the training had no CPU for long." in demo(Runs(no_cpu=0.5))[1]
+NO_CPU = Finding(cause="cpu", share=0.3, evidence="The training thread had no CPU", remedy="more CPUs")
+ODD = Finding(cause="data", share=0.5, evidence="Waiting", remedy="faster disks")
+
+
+@pytest.mark.parametrize(
+    ("runs", "status", "sentence"),
+    [
+        (Runs(), 1, "doesn't name the hidden fault: see its card above. The fault: train.py tokenizes"),
+        (Runs(no_cpu=0.5), 1, "the hidden fault: the training had no CPU for long."),
+        (Runs(NO_CPU, journals.FINDING, no_cpu=0.3), 0, "The verdict names another cause first."),
+        (Runs(ODD), 1, "The demo can't apply this remedy: faster disks."),
+        (lambda *_, **__: 0, 1, "The training left no summary in"),
+        (Runs(status=3), 1, "status 3"),
+        (interrupted, 130, "Interrupted. "),
+    ],
+    ids=["unnamed", "busy", "another cause", "no option", "no journal", "failed", "interrupted"],
+)
+def test_the_demo_says_how_it_ended(demo, runs, status, sentence):
+    ended, printed, _ = demo(runs)
+    assert (ended, sentence in printed) == (status, True), printed
 
 
 @pytest.mark.verdict_after_ten_seconds
 def test_a_second_run_without_a_verdict_is_explained(demo):
     assert "less than ten seconds, which is too short for a verdict" in demo(Runs(journals.FINDING))[1]
-
-
-def test_a_remedy_without_an_option_ends_the_demo(demo):
-    odd = Finding(cause="data", share=0.5, evidence="Waiting", remedy="faster disks")
-    status, told, _ = demo(Runs(odd))
-    assert status == 1
-    assert "The demo can't apply this remedy: faster disks." in told
-
-
-def test_a_training_without_a_journal_ends_the_demo(demo):
-    status, told, _ = demo(lambda *_, **__: 0)
-    assert status == 1
-    assert "The training left no summary in" in told
-
-
-def test_an_interrupt_ends_the_demo(demo, tmp_path):
-    def interrupted(*_, **__):
-        raise two_runs.StoppedError
-
-    status, told, _ = demo(interrupted)
-    assert status == 130
-    assert f"Interrupted. {tmp_path}" in told
 
 
 def test_json_has_the_result_and_stdout_nothing_else(demo):
