@@ -43,7 +43,6 @@ CASES = {
     "ranks with equal work": [[COUNT], [COUNT], []],
     "a profile": [[SMALL, steps(1, 20), PROFILE, a_summary()]],
     "FLOPs below zero": [[replace(COUNT, hardware_flops=-1)]],
-    "FLOPs of no machine": [[replace(COUNT, hardware_flops=10**80)]],
 }
 """By name: the records of each rank."""
 
@@ -66,6 +65,11 @@ def test_texts_are_as_their_snapshot(tmp_path, capsys):
             assert main(["profile", str(path), *words]) == 0
             shown += f"=== {' '.join([name, *words])}\n{capsys.readouterr().out}\n"
     assert matches(Path(__file__).with_name("printed") / "profile.txt", shown)
+
+
+def test_an_impossible_value_is_no_crash(tmp_path):
+    journal(tmp_path, 0, [replace(COUNT, hardware_flops=10**80)])
+    assert main(["profile", str(tmp_path)]) == 0
 
 
 @pytest.mark.parametrize("content", ["{", None])
