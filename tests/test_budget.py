@@ -40,7 +40,7 @@ def test_no_figure_is_over_budget() -> None:
     assert over == {}
 
 
-def test_each_file_is_in_one_room() -> None:
+def test_each_file_is_in_a_single_room() -> None:
     counted = figures()
 
     assert sum(counted[f"src/{room}"] for room in ROOMS) == counted["src"]

@@ -40,7 +40,7 @@ def test_imports_bring_no_torch_and_no_framework(brought_along):
 
 
 @pytest.mark.needs_torch
-def test_the_loop_door_brings_what_torch_brings(brought_along):
+def test_the_loop_door_brings_no_more_than_torch(brought_along):
     with_torch = brought_along("import torch", before="torch._dynamo")
     assert brought_along("import perf_callbacks.loop", before="torch._dynamo") == with_torch
 

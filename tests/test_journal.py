@@ -23,7 +23,7 @@ def test_a_directory_is_read_rank_by_rank_and_writer_by_writer(tmp_path):
     assert [entry.record.step for entry in journal.read(str(tmp_path / "out"))] == [(0,), (1,), (2,), (3,), (4,)]
 
 
-def test_a_directory_without_a_journal_says_what_was_looked_for(tmp_path):
+def test_a_directory_without_a_journal_names_the_missing_file(tmp_path):
     with pytest.raises(FileNotFoundError) as raised:
         journal.read(tmp_path)
     expected = f"no journal in {tmp_path}: a run writes perf_callbacks/rank<k>.jsonl into its output directory"

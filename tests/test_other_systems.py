@@ -95,7 +95,7 @@ assert main(["check"]) == 0
     [("json", TORCH_FREE), pytest.param("torch._dynamo", WITH_TORCH, marks=pytest.mark.needs_torch)],
     ids=["bare", "torch"],
 )
-def test_what_other_systems_lack_is_not_needed(tmp_path, imports, script):
+def test_functions_that_other_systems_lack_are_not_needed(tmp_path, imports, script):
     (tmp_path / "acc.yaml").write_text("a: 1\n")
     lines = [f"ABSENT, MODULES = {ABSENT!r}, {MODULES!r}", PRELUDE, "from pathlib import Path", script]
     (program := tmp_path / "program.py").write_text("\n".join(lines))

@@ -53,7 +53,7 @@ def test_the_wheel_holds_only_the_package_its_types_and_its_licence(wheel):
 
 
 @pytest.mark.slow
-def test_without_torch_the_package_imports_and_a_door_says_what_is_missing(wheel, tmp_path):
+def test_without_torch_the_package_imports_and_a_door_names_torch(wheel, tmp_path):
     venv.create(tmp_path / "env", with_pip=True)
     python = str(tmp_path / "env" / "bin" / "python")
     done(python, "-m", "pip", "install", "--no-deps", str(wheel))
@@ -90,7 +90,7 @@ def test_the_wheel_measures_with_the_frameworks_of_this_environment(wheel, tmp_p
 
 
 @pytest.mark.skipif(sys.version_info < (3, 11), reason="tomllib")
-def test_the_source_distribution_has_what_its_tests_need():
+def test_the_source_distribution_has_the_files_of_its_tests():
     import tomllib
 
     settings = tomllib.loads((ROOT / "pyproject.toml").read_text())

@@ -108,7 +108,7 @@ def test_a_cpu_that_is_missing_comes_before_copies():
     assert (cpu.cause, copying.cause, copying.share) == ("cpu", "copy", pytest.approx(0.25 * 0.8))
 
 
-def test_what_fused_attention_saves_is_not_fused_again():
+def test_operations_of_fused_attention_are_not_fused_again():
     facts = Facts(work=PLAIN, attention="eager", sdpa=True)
     attention = found("attention", facts, RUN, CUDA).share
     both = findings(CUDA, profiled(facts, classes={"elementwise": 0.6}), RUN)
@@ -126,7 +126,7 @@ def test_a_profile_replaces_guesses_about_a_device():
     assert findings(CUDA, profiled(facts), slow) == ()
 
 
-def test_slow_code_costs_at_most_what_the_device_idles():
+def test_slow_code_costs_at_most_the_idle_time_of_the_device():
     code = {"forward": SLOW_CODE, "backward": SLOW_CODE}
     assert found("host", Facts(slow_code=code), RUN, CUDA).share is None
     every = findings(CUDA, profiled(Facts(slow_code=code), **LATE), RUN)
@@ -142,7 +142,7 @@ def test_a_loader_that_the_callback_does_not_know_is_no_python_code():
     assert found("data", facts, summary(data=0.01, other=0.5), CUDA) is None
 
 
-def test_accumulation_saves_all_reductions_but_one():
+def test_accumulation_saves_all_reductions_but_the_last():
     assert found("communication", reduced(), RUN, CUDA).share == pytest.approx(0.2)
     often = reduced(replace(DDP, work=replace(PLAIN, reductions=4)))
     assert found("communication", often, RUN, CUDA).share == pytest.approx(0.15)

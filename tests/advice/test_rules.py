@@ -43,7 +43,7 @@ def test_a_run_of_less_than_ten_seconds_tells_nothing():
     assert findings(machine(), Facts(workers=0, work=WORK), summary(steps=100, **quick))
 
 
-def test_the_lack_of_a_cpu_comes_before_what_it_makes_longer():
+def test_the_lack_of_a_cpu_comes_before_its_effects():
     facts = Facts(workers=2, starved_share=0.2)
     cpu, host, data = findings(machine(), facts, summary(data=1.0, other=2.0))
     assert [one.cause for one in (cpu, host, data)] == ["cpu", "host", "data"]
@@ -128,7 +128,7 @@ def test_the_slowest_of_computing_loading_and_the_cpus_sets_the_pace(case, secon
     assert faster(*case) == seconds
 
 
-def test_the_line_that_waits_for_workers_is_not_the_one_that_is_slow():
+def test_the_line_that_waits_for_workers_is_not_slow():
     waiting = Facts(workers=1, data_line="train.py:3 `main`")
     assert waiting.data_line not in found("data", waiting, summary(data=1.0)).evidence
 

@@ -116,7 +116,7 @@ def test_a_fit_that_ends_early_restores_the_update(fit):
 
 
 @pytest.mark.parametrize("first", [0, 1])
-def test_two_fits_with_one_optimizer_may_end_in_any_order(first):
+def test_two_fits_with_an_optimizer_may_end_in_any_order(first):
     optimizer = torch.optim.SGD([nn.Parameter(torch.ones(2))], lr=0.1, momentum=0.9)
     recorders = [Recorder(), Recorder()]
     fits = [UpdateTimes(recorder, optimizer) for recorder in recorders]

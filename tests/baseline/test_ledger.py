@@ -105,7 +105,7 @@ def test_a_full_ledger_keeps_the_newest_lines(tmp_path, monkeypatch):
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="flock is POSIX only; on Windows the ledger is not locked")
-def test_one_process_alone_shortens_the_ledger(tmp_path, monkeypatch):
+def test_a_single_process_shortens_the_ledger(tmp_path, monkeypatch):
     file = tmp_path / "runs.jsonl"
     ledger.append(a_line(), file)
     monkeypatch.setattr(ledger, "MOST_BYTES", 1)

@@ -187,7 +187,7 @@ def test_the_others_print_nothing(check, together):
 
 
 @pytest.mark.slow
-def test_under_torchrun_there_is_one_table():
+def test_under_torchrun_there_is_a_single_table():
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "--no-python"]
     check = "from perf_callbacks.commands import main; main(['check', '--json'])"
     environ = {**os.environ, "PYTHONPATH": PATHS, "PERF_CALLBACKS_PEAK_TFLOPS": "1"}

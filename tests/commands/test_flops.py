@@ -44,7 +44,7 @@ def say(capsys):
     return say
 
 
-def test_published_figures_beside_those_of_the_page_come_out(calculate):
+def test_published_figures_beside_the_page_come_out(calculate):
     bloom = calculate(f"{BLOOM} --step-time 104")
     rates = [bloom[name]["hardware_flops_per_step"] / 104 / 384 / 1e12 for name in ("megatron-eq3", "matmul", "6n")]
     assert rates == pytest.approx([150.8, 150.8, 148.1], abs=0.2)
@@ -162,7 +162,7 @@ REFUSED = {
 }
 
 
-def test_input_that_makes_no_sense_is_refused_in_one_sentence(say):
+def test_input_that_makes_no_sense_is_refused_in_a_sentence(say):
     for words, sentence in REFUSED.items():
         assert say(words) == (2, "", f"perf-callbacks flops: {sentence}\n")
 

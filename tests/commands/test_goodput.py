@@ -139,7 +139,7 @@ def test_the_summary_of_an_earlier_attempt_with_the_same_number_does_not_count(t
     assert facts(capsys, tmp_path)["all_seconds"] == 0.0
 
 
-def test_attempts_in_several_directories_are_one_job(tmp_path, capsys):
+def test_attempts_in_several_directories_are_a_single_job(tmp_path, capsys):
     first, second = two_attempts(world_size=2)
     write(tmp_path / "job1", first)
     write(tmp_path / "job2", second)

@@ -184,7 +184,7 @@ def test_a_launch_that_makes_no_sense_is_refused_in_a_sentence(launched, capsys,
 
 
 @pytest.mark.parametrize("words", [[], ["-h"], ["--help"]])
-def test_help_says_what_goes_where(launched, capsys, words):
+def test_help_says_where_words_go(launched, capsys, words):
     assert launched(*words) == {"status": 0, "environ": {}}
     assert "[--config_file FILE] [flags of accelerate launch] SCRIPT [its arguments]" in capsys.readouterr().out
 

@@ -76,7 +76,7 @@ def test_texts_are_as_their_snapshot(tmp_path, capsys):
 
 
 @pytest.mark.parametrize("contents", [None, "", "no\n"])
-def test_without_a_journal_there_is_one_sentence(tmp_path, capsys, contents):
+def test_without_a_journal_there_is_a_sentence(tmp_path, capsys, contents):
     if contents is not None:
         (tmp_path / "rank0.jsonl").write_text(contents)
     assert main(["memory", str(tmp_path)]) == 2
@@ -139,7 +139,7 @@ def test_an_estimate_needs_possible_numbers(config, capsys, words, error):
 
 
 @pytest.mark.parametrize("content", ["no", "[]", '{"model_type": "t5"}', '{"model_type": "llama", "hidden_size": "x"}'])
-def test_an_impossible_config_is_one_sentence(config, capsys, content):
+def test_an_impossible_config_costs_a_sentence(config, capsys, content):
     config.write_text(content)
     assert main(["memory", str(config), "--seq", "8"]) == 2
     assert capsys.readouterr().err.count("\n") == 1

@@ -85,7 +85,7 @@ def test_a_directory_that_cannot_be_read_is_named(tmp_path, capsys, monkeypatch)
     assert printed.err == f"{tmp_path}/locked: this directory can't be read\n"
 
 
-def test_without_a_run_there_is_one_sentence(tmp_path, capsys):
+def test_without_a_run_there_is_a_sentence(tmp_path, capsys):
     assert main(["runs", str(tmp_path)]) == 2
     assert capsys.readouterr().err.startswith(f"perf-callbacks runs: {tmp_path}: no run in or below this directory.")
 

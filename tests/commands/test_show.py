@@ -259,7 +259,7 @@ def test_no_control_character_of_a_record_is_printed(tmp_path, capsys, ended):
 
 @pytest.mark.parametrize("words", [[], ["--all"], ["--json"]])
 @pytest.mark.parametrize("content", [None, "", "rubbish\n"])
-def test_without_a_run_there_is_one_sentence(tmp_path, capsys, content, words):
+def test_without_a_run_there_is_a_sentence(tmp_path, capsys, content, words):
     if content is not None:
         (tmp_path / "rank0.jsonl").write_text(content)
     assert main(["show", str(tmp_path), *words]) == 2

@@ -62,7 +62,7 @@ def shown(top, *after, **options):
 
 
 @pytest.mark.usefixtures("still")
-def test_one_frame_is_printed_into_a_pipe(tmp_path, capsys):
+def test_a_single_frame_is_printed_into_a_pipe(tmp_path, capsys):
     a_recorded(tmp_path, ended=False, so_far=a_summary())
     assert main(["watch", str(tmp_path), "--once"]) == 0
     printed = capsys.readouterr()
@@ -75,7 +75,7 @@ def test_one_frame_is_printed_into_a_pipe(tmp_path, capsys):
 
 @pytest.mark.usefixtures("still")
 @pytest.mark.parametrize("words", [["--once"], ["--once", "--run", "b"], []])
-def test_without_a_run_one_frame_is_an_error(tmp_path, capsys, words):
+def test_without_a_run_a_single_frame_is_an_error(tmp_path, capsys, words):
     if "--run" in words:
         a_recorded(tmp_path)
     assert main(["watch", str(tmp_path), *words]) == 2
@@ -340,7 +340,7 @@ def test_a_frame_follows_the_size_of_the_terminal(tmp_path, terminal):
     [{"TERM": "dumb"}, {"TERM": "dumb", "LANG": "C", "PYTHONIOENCODING": "ascii"}, {"JPY_PARENT_PID": "1"}],
     ids=["dumb", "ascii", "notebook"],
 )
-def test_a_terminal_that_moves_no_cursor_gets_one_frame(tmp_path, terminal, environ):
+def test_a_terminal_that_moves_no_cursor_gets_a_single_frame(tmp_path, terminal, environ):
     ours, theirs = terminal
     a_recorded(tmp_path)
     process = begin(tmp_path, theirs, **environ)

@@ -186,7 +186,7 @@ def test_a_clock_set_back_costs_no_time_and_is_told():
     assert job.overlap_seconds == 5.0
 
 
-def test_attempts_on_one_boot_are_placed_by_the_time_since_boot():
+def test_attempts_on_a_boot_are_placed_by_the_time_since_boot():
     boot = {"boot_id": "b"}
     first = a_journal(started=5000.0, times=(1.0,) * 10, uptime_seconds=100.0, **boot)
     second = a_journal(

@@ -183,7 +183,7 @@ def test_the_command_passes_everything_on(monkeypatch, words):
 
 
 @pytest.mark.skipif(os.name == "nt", reason="the program that stands for all is a POSIX one")
-def test_where_a_process_can_not_become_another_one_it_waits_for_it(monkeypatch, capsys, tmp_path):
+def test_a_process_that_can_not_become_another_waits_for_it(monkeypatch, capsys, tmp_path):
     monkeypatch.setattr(run, "WINDOWS", True)
     monkeypatch.setattr(run, "find", lambda _: [sys.executable, "-c", "import sys; sys.exit(len(sys.argv) - 1)", "1"])
     monkeypatch.setattr(run.tempfile, "tempdir", str(tmp_path))

@@ -115,7 +115,7 @@ with measure(model=net, optimizer=optimizer, config=PerfConfig(gc="freeze")) as 
 
 @SLOW
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_an_interrupt_prints_what_is_known(tmp_path, scratch, number):
+def test_an_interrupt_prints_the_results_so_far(tmp_path, scratch, number):
     (tmp_path / "train.py").write_text(AT_ONCE + LOOP + "train()\n")
     words = ["--steps", "5", "--seconds", "0.2", "--only", "optimizer,gc", "train.py"]
     process = subprocess.Popen(
@@ -142,7 +142,7 @@ def test_an_interrupt_prints_what_is_known(tmp_path, scratch, number):
 
 
 @SLOW
-def test_a_probe_without_a_verdict_says_what_it_lacks(tmp_path, scratch):
+def test_a_probe_without_a_verdict_says_why(tmp_path, scratch):
     (tmp_path / "train.py").write_text(
         AT_ONCE.replace("fit_records.ENOUGH_SECONDS = ", "") + LOOP + "train(steps=60)\n"
     )

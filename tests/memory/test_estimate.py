@@ -59,7 +59,7 @@ MODULES = (
 )
 
 
-def test_the_layers_are_those_with_most_activations():
+def test_the_layers_have_most_activations():
     assert layers_of(MODULES) == Layers("layers.*", 4, 1.5)
     assert layers_of(MODULES[:1]) is None
     assert layers_of([ModuleWork(path="layers.*", modules=4, activation_bytes=10**9)]) is None  # they keep their inputs

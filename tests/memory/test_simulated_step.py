@@ -67,7 +67,7 @@ def compare(directory, kind, optimizer, *, checkpointing, dtype="fp32", accumula
 
 
 @pytest.mark.parametrize(("kind", "optimizer", "checkpointing"), USUAL)
-def test_the_parts_are_those_of_a_measured_step(tmp_path, kind, optimizer, checkpointing):
+def test_the_parts_are_as_in_a_measured_step(tmp_path, kind, optimizer, checkpointing):
     compare(tmp_path, kind, optimizer, checkpointing=checkpointing)
 
 

@@ -61,7 +61,7 @@ def test_a_process_that_ends_without_a_word_is_lost():
     assert "show" not in parsed(Origin(run=RUN, directory=None).lost(step=7, now=1.0))["text"]
 
 
-def test_an_event_is_bounded_and_escapes_what_a_terminal_obeys():
+def test_an_event_is_bounded_and_has_no_escape_codes():
     hostile = {
         "text": "\x1b[2J" + "x" * 10_000,
         "stack": ["\U0001f600" * 10_000] * 1_000,

@@ -60,7 +60,7 @@ def test_a_loss_with_the_next_number_does_not_belong_to_the_model():
     assert modules(*events)[0] == {"(no module)": 3}
 
 
-def test_the_numbers_of_recomputation_are_those_of_its_thread():
+def test_the_numbers_of_recomputation_belong_to_its_thread():
     """A reentrant checkpoint: the thread of the backward makes nodes, whose numbers the main thread has used too."""
     events = [
         mark("head", 0, 10),

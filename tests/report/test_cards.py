@@ -174,7 +174,7 @@ def test_cards_are_as_their_snapshot():
 
 
 @pytest.mark.verdict_after_ten_seconds
-def test_a_run_that_is_too_short_says_what_a_verdict_lacks():
+def test_a_run_that_is_too_short_says_why_it_has_no_verdict():
     sentences = {
         (100, 9.97): "it needs 10 s of steps and has 9.9 s.",
         (4, 60.0): "it needs 5 measured steps and has 4.",

@@ -67,14 +67,14 @@ def test_the_command_lays_two_runs_over_each_other(tmp_path, capsys):
         (8, 3, "shortest to longest step", "Each point is 3 steps of all ranks: their mean"),
     ],
 )
-def test_a_band_is_named_by_what_it_spans(ranks, width, band, about):
+def test_a_band_is_named_by_its_span(ranks, width, band, about):
     names = PointNames(ranks, width)
     assert names.times["band"] == band
     assert bool(names.rates["band"]) == bool(band)
     assert names.about.startswith(about)
 
 
-def test_one_rank_has_no_band_of_ranks():
+def test_a_single_rank_has_no_band_of_ranks():
     found = payload([fit(steps(1, 20))])
     assert found["steps"]["names"] == {"line": "step time", "band": "", "least": "", "most": ""}
     assert found["rate"]["names"]["band"] == ""

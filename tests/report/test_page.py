@@ -52,7 +52,7 @@ def test_the_page_asks_for_nothing_and_runs_its_own_scripts_alone():
     assert "{{" not in page.split('id="data"')[0]
 
 
-def test_columns_of_a_chart_have_one_length():
+def test_columns_of_a_chart_have_the_same_length():
     found = content(*two_ranks())
     points = len(found["steps"]["x"])
     assert points == 20

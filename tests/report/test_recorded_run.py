@@ -166,7 +166,7 @@ def test_runs_are_gathered_newest_first_by_their_last_attempt():
     assert [(run.lead.run.run_id, run.lead.run.attempt, len(run.ranks)) for run in found] == [("b", 1, 1), ("a", 2, 1)]
 
 
-def test_ranks_in_several_directories_are_one_run_and_copies_are_several():
+def test_ranks_in_several_directories_are_a_run_and_copies_are_several():
     first, second = at(ends(world_size=2)), at(ends(rank=1, world_size=2))
     assert [len(run.ranks) for run in merge([second, first])] == [2]
     assert [len(run.ranks) for run in merge([first, first, second])] == [2, 1]

@@ -45,7 +45,7 @@ def test_a_frame_is_as_its_snapshot(case, columns):
 
 @each_row("columns", [5, 20, 40, 80, 200])
 @each_row("case", CASES)
-def test_the_first_lines_say_what_matters(case, columns):
+def test_the_first_lines_say_the_most_important(case, columns):
     lines = seen(case, columns)
     said = " ".join(plain(line) for line in lines[:6]) if columns > 40 else " ".join(map(plain, lines[:14]))
     wanted = {

@@ -22,7 +22,7 @@ def test_the_worked_example():
     assert found.sure
 
 
-def test_one_round_has_no_interval():
+def test_a_single_round_has_no_interval():
     found = gains({BASE: [2.0], "fused": [1.0]}, BASE)["fused"]
     assert found == (2.0, None, None)
     assert not found.sure

@@ -72,7 +72,7 @@ def test_another_number_or_remedy_has_no_gain():
     assert measured(RUN, replace(FINDING, remedy="a smaller batch")) is None
 
 
-def test_one_round_is_not_stored():
+def test_a_single_round_is_not_stored():
     results.store(result([1.0]))
     assert measured(RUN) is None
 
