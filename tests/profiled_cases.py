@@ -71,9 +71,6 @@ def reduced(facts=DDP, calls=5, name="ncclDevKernel_AllReduce", exposed=0.2, **k
 CASES = {
     "communication": {
         "few buckets": (reduced(calls=2), RUN, CUDA),
-        "few buckets, Trainer": (reduced(replace(DDP, **TRAINER), calls=2), RUN, CUDA),
-        "few buckets, Lightning": (reduced(replace(DDP, **LIGHTNING), calls=2), RUN, CUDA),
-        "few buckets, Accelerate": (reduced(replace(DDP, **ACCELERATE), calls=2), RUN, CUDA),
         "many buckets": (reduced(calls=2000), RUN, CUDA),
         "DDP": (reduced(), RUN, CUDA),
         "accumulation": (reduced(replace(DDP, work=replace(PLAIN, reductions=4))), RUN, CUDA),
@@ -87,7 +84,6 @@ CASES = {
     "compile": {
         "by a profile": (profiled(**FUSIBLE), RUN, CUDA),
         "by a profile of one step": (profiled(**FUSIBLE, steps=1), RUN, CUDA),
-        "by a profile, Trainer": (profiled(Facts(**TRAINER), **FUSIBLE), RUN, CUDA),
     },
     "copy": {
         "layout": (profiled(copies=[copy("layout", 0.1)]), RUN, CUDA),

@@ -547,7 +547,7 @@ def test_each_remedy_is_legal_in_its_program_and_has_an_effect(train):
 
 
 def test_commands_and_settings_that_a_remedy_names_exist():
-    remedies = "".join(re.findall(r"^  try (.*\n)", WORDINGS, re.MULTILINE))
+    remedies = "".join(re.findall(r"^  (?:\w+: )?try (.*\n)", WORDINGS, re.MULTILINE))
     commands, settings = re.findall(r"perf-callbacks (\w+)", remedies), re.findall(r"(PERF_\w+)=(\w+)", remedies)
     assert [name for name in commands if name not in COMMANDS] == []
     assert resolve(PerfConfig(), dict(settings)).config.gc == "sync"

@@ -104,8 +104,6 @@ FIRST = summary(spans={"first_step": 50.0})
 CASES = {
     "data": {
         "no workers": (Facts(workers=0), WAITS, CPU),
-        "no workers, Lightning": (Facts(workers=0, **LIGHTNING), WAITS, CPU),
-        "no workers, Trainer": (Facts(workers=0, **TRAINER), WAITS, CPU),
         "too few workers": (Facts(workers=2), WAITS, CPU),
         "no loader": (Facts(workers=None), WAITS, CPU),
         "no room for workers": (Facts(workers=2), WAITS, machine(cpus=2)),
@@ -117,11 +115,9 @@ CASES = {
         "memory for a worker": (HUGE, summary(data=3.0), machine(memory_available=5e9)),
         "memory for no worker": (HUGE, WAITS, machine(memory_available=2e9)),
         "bursts": (BURSTS, WAITS, CPU),
-        "bursts, Trainer": (replace(BURSTS, **TRAINER), WAITS, CPU),
         "bursts without memory": (replace(BURSTS, batch_bytes=10**9), WAITS, machine(memory_available=9e9)),
         "on a device": (Facts(workers=0), WAITS, CUDA),
         "workers start": (EPOCHS, summary(data=0.5), CPU),
-        "workers start, Trainer": (replace(EPOCHS, **TRAINER), summary(data=0.5), CPU),
         "workers start once": (replace(EPOCHS, epochs=1), summary(data=0.5), CPU),
     },
     "cpu": {
@@ -164,7 +160,6 @@ CASES = {
         "small batch": (Facts(memory=used(*[0.25, 0.75] * 3), work=PLAIN), RUN, CUDA),
         "small batch, compiled": (Facts(memory=used(*[0.25] * 6), work=replace(PLAIN, compiled=True)), RUN, CUDA),
         "anomalies": (Facts(anomalies=True), None, CPU),
-        "anomalies, Lightning": (Facts(anomalies=True, **LIGHTNING), None, CPU),
         "too few threads": (Facts(threads=1, free_cpus=6.8), RUN, CPU),
     },
     "sync": {
@@ -174,7 +169,6 @@ CASES = {
         "device read": (Facts(work=replace(PLAIN, reads=READS)), RUN, CUDA),
         "NaN filter": (Facts(nan_filter=True, **TRAINER), RUN, CUDA),
         "reductions": (Facts(ddp=True, work=replace(PLAIN, reductions=4)), RUN, CUDA),
-        "reductions, Accelerate": (Facts(ddp=True, work=replace(PLAIN, reductions=2), **ACCELERATE), RUN, CUDA),
         "blocking": (Facts(blocking="CUDA_LAUNCH_BLOCKING"), None, CUDA),
         "blocking, Ascend": (Facts(blocking="ASCEND_LAUNCH_BLOCKING"), None, NPU),
     },
@@ -195,20 +189,14 @@ CASES = {
     "recompute": {
         "free memory": (Facts(work=WORK, checkpointing="activation_checkpointing"), RUN, CPU),
         "by the program's own code": (Facts(work=WORK), RUN, CPU),
-        "Trainer": (Facts(work=WORK, **TRAINER), RUN, CPU),
         "memory unknown": (Facts(work=WORK), RUN, CUDA),
     },
     "padding": {
         "one length": (Facts(batch_lengths=1), summary(useful=0.4), CPU),
         "several lengths": (Facts(batch_lengths=9), summary(useful=0.6), CPU),
-        "one length, Trainer": (Facts(batch_lengths=1, **TRAINER), summary(useful=0.4), CPU),
-        "several lengths, Trainer": (Facts(batch_lengths=9, **TRAINER), summary(useful=0.6), CPU),
     },
     "attention": {"measured": (EAGER, RUN, CPU), "before the run": (EAGER, None, CPU)},
-    "optimizer": {
-        "one by one": (ADAMW, summary(optimizer=1.1), CPU),
-        "one by one, Trainer": (replace(ADAMW, **TRAINER), summary(optimizer=1.1), CPU),
-    },
+    "optimizer": {"one by one": (ADAMW, summary(optimizer=1.1), CPU)},
     "gc": {
         "by the interpreter": (Facts(gc="observe", collect_seconds=40.0), OFTEN, CPU),
         "by the program": (Facts(gc="observe", collect_seconds=60.0), OFTEN, CPU),
@@ -224,7 +212,6 @@ CASES = {
     },
     "startup": {
         "before steps": (Facts(), summary(startup=50.0), CPU),
-        "before steps, Lightning": (Facts(**LIGHTNING), summary(startup=50.0), CPU),
         "first step": (Facts(), FIRST, CPU),
         "first step, a line": (
             Facts(first_seconds={"data": 49.0, "other": 5.0}, first_line="data.py:7 `read`"),
@@ -247,19 +234,10 @@ CASES = {
     },
     "uneven": {
         "batches": (Facts(), uneven(uneven_batches_seconds=30.0), CPU),
-        "batches, Trainer": (Facts(**TRAINER), uneven(uneven_batches_seconds=30.0), CPU),
         "stages": (Facts(), uneven(uneven_stages_seconds=20.0), CPU),
     },
-    "evaluation": {
-        "often": (Facts(), spans("evaluation"), CPU),
-        "often, Trainer": (Facts(**TRAINER), spans("evaluation"), CPU),
-        "often, Lightning": (Facts(**LIGHTNING), spans("evaluation"), CPU),
-    },
-    "checkpoint": {
-        "often": (Facts(), spans("checkpoint"), CPU),
-        "often, Trainer": (Facts(**TRAINER), spans("checkpoint"), CPU),
-        "often, Lightning": (Facts(**LIGHTNING), spans("checkpoint"), CPU),
-    },
+    "evaluation": {"often": (Facts(), spans("evaluation"), CPU)},
+    "checkpoint": {"often": (Facts(), spans("checkpoint"), CPU)},
     "memory": {
         "leak": (Facts(memory=used(leak=LEAK)), RUN, machine(memory_available=None)),
         "leak that fills the host": (Facts(memory=used(leak=LEAK)), RUN, machine(memory_available=11 * 10**9)),
@@ -271,22 +249,15 @@ CASES = {
     },
     "precision": {
         "deterministic": (Facts(deterministic=True), None, CUDA),
-        "deterministic, Lightning": (Facts(deterministic=True, **LIGHTNING), None, CUDA),
         "float32": (Facts(work=PLAIN, half="bf16", tf32_possible=True), RUN, CUDA),
         "float32, H200": (Facts(work=GPT2_FP32, half="bf16", tf32_possible=True, peaks=H200), GPT2_RUN, CUDA),
         "TF32, H200": (Facts(work=GPT2_TF32, half="bf16", peaks=H200, **TF32, **TRAINER), GPT2_RUN, CUDA),
         "TF32": (Facts(work=IN_TF32, half="bf16", **TF32), RUN, CUDA),
-        "TF32, Trainer": (Facts(work=IN_TF32, half="bf16", **TF32, **TRAINER), RUN, CUDA),
-        "TF32, Lightning": (Facts(work=IN_TF32, half="bf16", **TF32, **LIGHTNING), RUN, CUDA),
         "float32, T4": (Facts(work=PLAIN, half="fp16", device_type="cuda"), RUN, CUDA),
-        "float32, T4, Trainer": (Facts(work=PLAIN, half="fp16", **TRAINER), RUN, CUDA),
-        "float32, T4, Lightning": (Facts(work=PLAIN, half="fp16", **LIGHTNING), RUN, CUDA),
-        "float32, T4, Accelerate": (Facts(work=PLAIN, half="fp16", **ACCELERATE), RUN, CUDA),
         "float32, XPU": (Facts(work=PLAIN, half="bf16", device_type="xpu"), RUN, machine(accelerator="xpu")),
     },
     "compile": {
         "slow": (UNCOMPILED, SLOW, CUDA),
-        "slow, Trainer": (replace(UNCOMPILED, **TRAINER), SLOW, CUDA),
         "once": (Facts(compilations=Compilations(1, 30.0, 0, "")), RUN, CPU),
         "again and again": (Facts(compilations=Compilations(9, 30.0, 7, "size of x changed")), RUN, CPU),
         "again": (Facts(compilations=Compilations(2, 30.0, 1, "")), RUN, CPU),
@@ -446,6 +417,10 @@ CASES = {
 }
 
 
+INTEGRATIONS = {"Trainer": TRAINER, "Lightning": LIGHTNING, "Accelerate": ACCELERATE}
+"""Facts of programs whose remedies have other names."""
+
+
 def test_every_wording_is_as_in_the_snapshot():
     shown = ""
     for cause, cases in CASES.items():
@@ -454,7 +429,12 @@ def test_every_wording_is_as_in_the_snapshot():
             assert finding is not None, (cause, case)
             share = "unknown" if finding.share is None else f"{finding.share:.4f}"
             share += "" if finding.low is None else f", at least {finding.low:.4f}"
-            shown += f"{cause}: {case}, share {share}\n  {finding.evidence}\n  try {finding.remedy}\n\n"
+            shown += f"{cause}: {case}, share {share}\n  {finding.evidence}\n  try {finding.remedy}\n"
+            for name, known in INTEGRATIONS.items() if facts.integration == "loop" else ():
+                there = found(cause, replace(facts, **known), of, on)
+                remedy = "silent" if there is None else f"try {there.remedy}"
+                shown += "" if remedy == f"try {finding.remedy}" else f"  {name}: {remedy}\n"
+            shown += "\n"
     assert matches(Path(__file__).with_name("wordings.txt"), shown)
 
 

@@ -11,7 +11,7 @@ from perf_callbacks.trials.plan import TrialOutcome
 from perf_callbacks.trials.remedies import GROUPS, REMEDIES, candidates, of_finding, settings
 
 WORDINGS = Path(__file__).parents[1] / "advice" / "wordings.txt"
-LINES = sorted(set(re.findall(r"^  try (.*)$", WORDINGS.read_text(encoding="utf-8"), re.MULTILINE)))
+LINES = sorted(set(re.findall(r"^  (?:\w+: )?try (.*)$", WORDINGS.read_text(encoding="utf-8"), re.MULTILINE)))
 
 EXPECTED = {
     "DataLoader(num_workers=#)": "workers",
