@@ -151,3 +151,14 @@ def test_a_line_that_is_too_long_is_not_written(tmp_path):
     file = tmp_path / "runs.jsonl"
     ledger.append(a_line(program="x" * 30_000), file)
     assert not file.exists()
+
+
+def test_a_link_to_a_large_file_stays(tmp_path, monkeypatch):
+    monkeypatch.setattr(ledger, "MOST_BYTES", 1)
+    target, link = tmp_path / "target", tmp_path / "link"
+    target.write_text("x" * 100)
+    link.symlink_to(target)
+    with pytest.raises(OSError, match=r"."):
+        ledger.append(a_line(), link)
+    assert link.is_symlink()
+    assert target.read_text() == "x" * 100

@@ -140,3 +140,9 @@ for environ in {environments}:
         [sys.executable, "-c", look], env=bare, capture_output=True, text=True, check=True, timeout=120
     )
     assert done.stdout.splitlines() == [str(accelerate_config.default_path(environ)) for environ in environments]
+
+
+def test_a_folder_of_the_same_name_is_no_installed_package(tmp_path, monkeypatch):
+    (tmp_path / "left_by_uninstall").mkdir()
+    monkeypatch.syspath_prepend(tmp_path)
+    assert not status.installed("left_by_uninstall")

@@ -193,3 +193,17 @@ def test_under_torchrun_there_is_a_single_table():
     environ = {**os.environ, "PYTHONPATH": PATHS, "PERF_CALLBACKS_PEAK_TFLOPS": "1"}
     done = subprocess.run([*torchrun, sys.executable, "-c", check], env=environ, stdout=subprocess.PIPE, check=True)
     assert [(rank["rank"], rank["gpu"]) for rank in json.loads(done.stdout)["ranks"]] == [(0, None), (1, None)]
+
+
+def test_ranks_that_can_not_meet_print_for_themselves(check, together):
+    def no(note):
+        raise RuntimeError("no store")
+
+    together(no)
+    status, printed = check(_PEAK_TFLOPS="989.5")
+    assert (status, [line[:1] for line in ranks_of(printed)[1:]]) == (0, [["rank"], ["0"]])
+
+
+def test_a_rank_that_is_none_makes_no_difference(check, monkeypatch):
+    monkeypatch.setenv("LOCAL_RANK", "first")
+    assert check()[0] == 0

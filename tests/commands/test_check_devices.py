@@ -116,3 +116,10 @@ def test_torch_for_cuda_without_a_driver_is_told(check, stub, monkeypatch):
 
 def test_torch_without_cuda_beside_gpus_is_told(check, stub):
     assert "this torch is built without CUDA. NVML lists 8 GPUs." in check()[1]
+
+
+@pytest.mark.usefixtures("measured")
+def test_divided_gpus_are_told(check, stub):
+    stub.has(mig=1)
+    printed = check()[1]
+    assert "MIG divides 8 of 8 GPUs; NVML gives few counters of an instance." in printed

@@ -231,3 +231,12 @@ def test_a_signal_ends_the_launch_and_leaves_no_file(start, number):
     process.communicate(timeout=60)
     assert process.returncode == -number
     assert not [*Path("temporary").glob("perf_callbacks-*")]
+
+
+@pytest.mark.slow
+def test_a_script_that_fails_fails_the_launch_as_accelerate_does(start):
+    process = start("train.py", "fail")
+    printed, errors = process.communicate(timeout=120)
+    assert (process.returncode, printed) == (1, "0 ['fail'] observe 20 window,gc,output_dir\n")
+    assert "returned non-zero exit status 3" in errors
+    assert not [*Path("temporary").iterdir()]

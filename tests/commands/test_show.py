@@ -305,3 +305,18 @@ def test_a_card_begins_with_state_and_title(tmp_path, capsys):
     ]
     assert lines[lines.index("") + 1].startswith("perf_callbacks: Waiting for data took 25% of the run;")
     assert "  checklist: gc applied" in lines
+
+
+def test_a_run_in_the_directory_goes_before_runs_below(tmp_path, capsys):
+    a_recorded(tmp_path, age=900.0, run_id="here")
+    a_recorded(tmp_path / "below", run_id="below")
+    assert "run here" in " ".join(told(capsys, tmp_path).out.split())
+
+
+def test_an_unreadable_rank_is_named_and_the_others_are_shown(tmp_path, capsys):
+    a_recorded(tmp_path, ranks=2)
+    (tmp_path / "perf_callbacks/rank1.jsonl").write_text("rubbish\n")
+    printed = told(capsys, tmp_path)
+    assert printed.out.startswith("ended ")
+    assert "Note: ranks without a journal: 1." in printed.out
+    assert printed.err.endswith("rank1.jsonl: no `run` record can be read\n")

@@ -87,3 +87,8 @@ def test_readings_that_no_window_takes_are_bounded():
     for reading in range(10 * MOST_READINGS):
         use.add({"resident_gb": float(-reading)})
     assert use.take() == {"resident_gb": float(-9 * MOST_READINGS)}
+
+
+def test_energy_of_few_steps_is_unknown():
+    assert after((1, 500.0), (20, 700.0))[0] is None
+    assert after((1, 500.0), (21, 700.0))[0] == EnergySummary(joules=200.0, steps=20)

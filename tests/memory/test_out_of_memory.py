@@ -13,6 +13,7 @@ from perf_callbacks.kernel.records.module_records import OUTSIDE, ModuleWork
 from perf_callbacks.memory.out_of_memory import (
     MOST_LOOKS,
     Holdings,
+    coming_state_gb,
     failed_allocation,
     few_tensors,
     place,
@@ -207,3 +208,11 @@ def test_reading_the_variables_of_a_failed_call_keeps_nothing_alive():
     gone = weakref.ref(variables(frame)["held"])
     traceback.clear_frames(raised.value.__traceback__)
     assert gone() is None
+
+
+@pytest.mark.parametrize(("kind", "each"), [("Adam", 2), ("SGD", 0), ("RMSprop", 0)])
+def test_state_that_is_still_to_come(kind, each):
+    optimizer = getattr(torch.optim, kind)([nn.Parameter(torch.ones(1000))], lr=0.1)
+    assert coming_state_gb([optimizer]) * 1e9 == 4000 * each
+    optimizer.state["made"] = 1
+    assert coming_state_gb([optimizer, torch.optim.SGD([torch.ones(9)], lr=0.1, momentum=0.9)]) * 1e9 == 36

@@ -223,3 +223,12 @@ def test_a_trace_without_the_device_of_the_training_is_no_profile(start, caplog)
     fit.watch.tick(0.0)
     assert fit.watch.summary() == {"profiles": ()}
     assert "torch.profiler recorded nothing of the device" in caplog.text
+
+
+def test_auto_counts_the_time_of_the_profile_to_come(start):
+    fit = start("auto")
+    fit.recorder.write(slow())
+    fit.run(70)  # the first profile took three seconds, and the next would
+    fit.recorder.write(slow())
+    fit.run(20)
+    assert len(fit.seen) == 1

@@ -63,3 +63,8 @@ def test_a_trace_that_is_too_large_is_not_unpacked(tmp_path):
 def test_a_number_is_finite_or_unknown(value, expected):
     assert number(value) == expected
     assert number(float("inf")) is None
+
+
+def test_the_text_is_safe_for_a_terminal(tmp_path):
+    with pytest.raises(TraceError, match=r"^[ -~]*$"):
+        reduce_file(tmp_path / "\x1b[2J.json")
