@@ -1,8 +1,10 @@
 """The calculator, by what it prints."""
 
 import json
+from pathlib import Path
 
 import pytest
+from snapshots import matches
 
 from perf_callbacks.commands import main
 from perf_callbacks.flops.calculator.conventions import CONVENTIONS
@@ -141,90 +143,45 @@ def test_a_width_of_the_mlp_alone_leaves_a_config_as_it_is(config, calculate):
     assert calculate("--seq 1024", str(config)) == calculate("--ffn 3072 --seq 1024", str(config))
 
 
-NUMBER = "got an impossible number, wanted numbers above 0 and up to 1e+18."
-TIME = "--step-time: wanted --batch with it, and no --tokens-per-second-per-gpu."
-MISFIT = "the model: got sizes that don't fit, wanted hidden % heads == heads % kv_heads == 0."
-REFUSED = {
-    "--seq 2048": "the model: wanted --params, or --layers, --hidden and --vocab, or CONFIG.",
-    f"{GPT3} --step-time 1": TIME,
-    f"{GPT3} --batch 1 --step-time 1 --tokens-per-second-per-gpu 1": TIME,
-    f"{GPT3} --batch 0": NUMBER,
-    f"{GPT3} --gpus -1": NUMBER,
-    f"{GPT3} --batch 1 --step-time nan": NUMBER,
-    f"{GPT3} --layers 0": NUMBER,
-    f"{GPT3} --layers 1{'0' * 400}": NUMBER,
-    f"{GPT3} --params inf": NUMBER,
-    f"{GPT3} --kv-heads 7": MISFIT,
-    f"{GPT3} --heads 7": MISFIT,
-    f"{GPT3} --experts 8": MISFIT,
-    f"{GPT3} --dtype int3": "dtype: got 'int3', wanted one of bf16, fp16, half, tf32, fp32, fp64, fp8, fp4.",
-    f"{GPT3} --peak-tflops 1e308": "peak_tflops: got '1e308', wanted TFLOPS above 0 such as 989.5.",
-}
+GPT2 = {"model_type": "gpt2", "n_embd": 8, "n_layer": 1, "n_head": 1, "vocab_size": 9, "n_positions": "many"}
+WORDS = [
+    "--seq 2048",
+    f"{GPT3} --step-time 1",
+    f"{GPT3} --batch 1 --step-time 1 --tokens-per-second-per-gpu 1",
+    f"{GPT3} --batch 0",
+    f"{GPT3} --gpus -1",
+    f"{GPT3} --batch 1 --step-time nan",
+    f"{GPT3} --layers 0",
+    f"{GPT3} --layers 1{'0' * 400}",
+    f"{GPT3} --params inf",
+    f"{GPT3} --kv-heads 7",
+    f"{GPT3} --heads 7",
+    f"{GPT3} --experts 8",
+    f"{GPT3} --dtype int3",
+    f"{GPT3} --peak-tflops 1e308",
+    f"{KORTHIKANTI_175B} --device H100",
+    f"{KORTHIKANTI_175B} --device Imaginary-9000",
+    f"{KORTHIKANTI_175B} --peak-tflops fp16=312",
+    BOOK,
+]
+CONFIGS = [
+    *["[]", json.dumps(GPT2), *[json.dumps({"model_type": kind}) for kind in ("mamba", "llama")]],
+    *[json.dumps(CONFIG | {"hidden_size": "wide"}), json.dumps(CONFIG | {"tie_word_embeddings": "no"})],
+    *[json.dumps(CONFIG | {"architectures": value}) for value in (["LlamaForJoy"], 7)],
+]
 
 
-def test_input_that_makes_no_sense_is_refused_in_a_sentence(say):
-    for words, sentence in REFUSED.items():
-        assert say(words) == (2, "", f"perf-callbacks flops: {sentence}\n")
-
-
-CONFIGS = {
-    '{"model_type": "mamba"}': "model_type: got 'mamba', wanted one of bloom, ",
-    '{"model_type": "llama"}': "num_hidden_layers: is missing in config.json, wanted a whole number.",
-    "[]": "wanted a config.json, got list.",
-    "{": "wanted a config.json, got: Expecting",
-    json.dumps(CONFIG | {"hidden_size": "wide"}): "hidden_size: got 'wide', wanted a whole number.",
-    json.dumps(CONFIG | {"tie_word_embeddings": "no"}): "tie_word_embeddings: got 'no', wanted true or false.",
-    json.dumps(CONFIG | {"architectures": ["LlamaForJoy"]}): "got ['LlamaForJoy'], whose output head is unknown.",
-    json.dumps(CONFIG | {"architectures": 7}): "architectures: got 7, whose output head is unknown.",
-    json.dumps(
-        {"model_type": "gpt2", "n_embd": 8, "n_layer": 1, "n_head": 1, "vocab_size": 9, "n_positions": "many"}
-    ): ("n_positions: got 'many', wanted a whole number."),
-}
-
-
-def test_a_config_that_makes_no_sense_is_refused_in_words(say, config):
-    for content, sentence in CONFIGS.items():
+def test_texts_are_as_their_snapshot(say, config):
+    """`WRITE_SNAPSHOTS=1` writes it anew."""
+    lines = [("--seq 4096 --batch 8 --step-time 10 --peak-tflops 312 --recompute full", [str(config)])]
+    shown = ""
+    for words, path in [*lines, *[(words, []) for words in WORDS]]:
+        status, out, error = say(words, path)
+        shown += f"=== {words[:100]}, exit status {status}\n{out}{error}\n"
+    for content in CONFIGS:
         config.write_text(content)
         status, out, error = say("--seq 1", [str(config)])
-        assert (status, out, sentence in error) == (2, "", True), error
+        shown += f"=== {content}, exit status {status}\n{out}{error}\n"
     config.unlink()
     assert "No such file" in say("--seq 1", [str(config)])[2]
-
-
-ASKED = "did you mean NVIDIA H100 80GB HBM3, NVIDIA H100 NVL or NVIDIA H100 PCIe?"
-
-
-@pytest.mark.parametrize(
-    ("words", "sentence"),
-    [
-        ("--device H100", f"No dense peak is known for 'H100' ({ASKED}): give it with --peak-tflops."),
-        ("--device Imaginary-9000", "No dense peak is known for 'Imaginary-9000': give it with --peak-tflops."),
-        ("--peak-tflops fp16=312", "No dense peak in bfloat16 is known (peak_tflops=fp16=312)."),
-    ],
-)
-def test_without_a_peak_there_is_no_mfu_and_a_sentence(say, words, sentence):
-    status, out, error = say(f"{KORTHIKANTI_175B} --json {words}")
-    assert (status, error) == (0, f"{sentence}\n")
-    assert {result["mfu"] for result in json.loads(out)["conventions"].values()} == {None}
-
-
-TEXT = """\
-                   model FLOPs  of matmul  hardware FLOPs  model TFLOPS/GPU  hardware TFLOPS/GPU    MFU    HFU
-matmul               1.510e+15      1.000       2.005e+15             151.0                200.5  48.4%  64.3%
-6n                   1.325e+15      0.877       1.766e+15             132.5                176.6  42.5%  56.6%
-palm                 1.536e+15      1.017               —             153.6                    —  49.2%      —
-nanogpt              1.536e+15      1.017               —             153.6                    —  49.2%      —
-megatron-eq3         1.504e+15      0.996       1.996e+15             150.4                199.6  48.2%  64.0%
-korthikanti          1.504e+15      0.996       1.996e+15             150.4                199.6  48.2%  64.0%
-korthikanti-exact    1.504e+15      0.996       1.996e+15             150.4                199.6  48.2%  64.0%
-torchtitan           1.510e+15      1.000               —             151.0                    —  48.4%      —
-llm-foundry          1.536e+15      1.017       2.048e+15             153.6                204.8  49.2%  65.6%
-"""
-
-
-def test_the_text_has_a_row_for_each_convention(say, config):
-    words = "--seq 4096 --batch 8 --step-time 10 --peak-tflops 312 --recompute full"
-    status, out, error = say(words, [str(config)])
-    assert (status, error) == (0, "peak: peak_tflops=312\n")
-    assert out == TEXT
-    assert "6n                   6.543e+17          —" in say(BOOK)[1], "nothing to compare with"
+    assert matches(Path(__file__).with_name("printed") / "flops.txt", shown.replace(str(config), "config.json"))
