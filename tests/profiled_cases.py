@@ -92,18 +92,14 @@ CASES = {
         "by a profile": (profiled(**FUSIBLE), RUN, CUDA),
         "by a profile of one step": (profiled(**FUSIBLE, steps=1), RUN, CUDA),
         "by the profile most like usual steps": (
-            Facts(profiles=(profile(step=3.0, **FUSIBLE), profile(**HALF), profile(step=0.1))),
-            RUN,
-            CUDA,
+            Facts(profiles=(profile(step=3.0, **FUSIBLE), profile(**HALF), profile(step=0.1))), RUN, CUDA,
         ),
         "by a profile, beside evaluations": (profiled(**HALF), summary(spans={"evaluation": 100.0}), CUDA),
     },
     "copy": {
         "layout": (profiled(copies=[copy("layout", 0.1)]), RUN, CUDA),
         "layout on a CPU, with a line": (
-            profiled(timeline="cpu", copies=[copy("layout", 0.1, line="train.py(7): attend")]),
-            RUN,
-            CPU,
+            profiled(timeline="cpu", copies=[copy("layout", 0.1, line="train.py(7): attend")]), RUN, CPU,
         ),
         "without another layout": (profiled(copies=[copy("device to device", 0.1, "aten::clone")]), RUN, CUDA),
         "layout in longer steps": (profiled(timeline="cpu", step=1.8, copies=[copy("layout", 0.36)]), RUN, CPU),
@@ -130,5 +126,5 @@ CASES = {
         "by a profile, unknown shape": (waited("aten::nonzero"), RUN, CUDA),
         "by a profile, NaN filter": (waited("aten::is_nonzero", Facts(nan_filter=True)), RUN, CUDA),
     },
-}
+}  # fmt: skip
 """By cause and name: facts, summary and machine."""

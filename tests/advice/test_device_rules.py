@@ -142,12 +142,9 @@ SILENT = {
     "rows that are no samples": ("shape", replace(WAVES, weights={(13952, 4096): 1}), summary(), CUDA),
     "full waves": ("shape", replace(WAVES, work=sized(("mm", "[13824, 4096] x [4096, 256]", 60))), summary(), CUDA),
     "a small part": (
-        "shape",
-        replace(WAVES, work=sized(TWO_WAVES, ("mm", "[64, 64] x [64, 64]", 600))),
-        summary(),
-        CUDA,
+        "shape", replace(WAVES, work=sized(TWO_WAVES, ("mm", "[64, 64] x [64, 64]", 600))), summary(), CUDA,
     ),
-}
+}  # fmt: skip
 
 
 @each_row("case", SILENT)

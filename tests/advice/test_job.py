@@ -35,9 +35,7 @@ CASES = {
         slow(1, cause="host"),
     ),
     "a set of slow ranks": (
-        [SLOW],
-        {1: [finding("data", 0.3, "num_workers=2")], 3: [finding("data", 0.6, "num_workers=4")]},
-        slow(1, 3),
+        [SLOW], {1: [finding("data", 0.3, "num_workers=2")], 3: [finding("data", 0.6, "num_workers=4")]}, slow(1, 3),
     ),
     "findings of other ranks alone": (
         [finding("data", 0.1)],
@@ -46,7 +44,7 @@ CASES = {
     ),
     "rank 0 found the cause": ([finding("data", 0.2)], {1: [finding("data", 0.3)]}, None),
     "a stall under way stays first": ([STALL], {1: [finding("gc", 0.3)]}, None),
-}
+}  # fmt: skip
 """By name: findings of rank 0, those of other ranks, and the stragglers."""
 
 

@@ -44,7 +44,7 @@ SILENT = {
     "many small copies": (profiled(copies=[copy("layout", 0.02, f"aten::{one}") for one in range(5)]), RUN, CUDA),
     "transfers of a CPU": (profiled(timeline="cpu", copies=[copy("host to device", 0.3)]), RUN, CPU),
     "communication beside computation": (reduced(exposed=0.01, running=0.5), RUN, CUDA),
-}
+}  # fmt: skip
 
 
 @each_row("case", SILENT)

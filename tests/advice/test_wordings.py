@@ -147,9 +147,7 @@ CASES = {
         "slow code in forward": (Facts(slow_code={"forward": SLOW_CODE}), RUN, CPU),
         "slow code in backward": (Facts(slow_code={"backward": SLOW_CODE}), RUN, CPU),
         "slow code in optimizer": (
-            Facts(slow_code={"optimizer": SLOW_CODE._replace(line="train.py:7 `<lambda>`")}),
-            RUN,
-            CPU,
+            Facts(slow_code={"optimizer": SLOW_CODE._replace(line="train.py:7 `<lambda>`")}), RUN, CPU,
         ),
         "slow code in the training loop": (Facts(slow_code={"forward": SLOW_CODE._replace(in_loop=True)}), RUN, CPU),
         "slow code on an accelerator": (Facts(slow_code={"forward": SLOW_CODE}), RUN, CUDA),
@@ -176,14 +174,10 @@ CASES = {
         "over": (Facts(), replace(RUN, stalls=StallSummary(count=1, seconds=30.0, where=HUNG)), CPU),
         "several, told by another rank": (Facts(), replace(RUN, stalls=StallSummary(count=3, seconds=30.0)), CPU),
         "under way": (
-            Facts(),
-            replace(RUN, stalls=StallSummary(count=1, seconds=0.9, under_way=True, where=HUNG)),
-            CPU,
+            Facts(), replace(RUN, stalls=StallSummary(count=1, seconds=0.9, under_way=True, where=HUNG)), CPU,
         ),
         "under way, not the first": (
-            Facts(),
-            replace(RUN, stalls=StallSummary(count=2, seconds=60.0, under_way=True)),
-            CPU,
+            Facts(), replace(RUN, stalls=StallSummary(count=2, seconds=60.0, under_way=True)), CPU,
         ),
     },
     "recompute": {
@@ -205,27 +199,21 @@ CASES = {
         "garbage": (Facts(), scheduled(scheduled_made=900_000_000, scheduled_garbage=899_000_000), CPU),
         "many objects": (Facts(), scheduled(scheduled_made=900, scheduled_garbage=800), CPU),
         "by the schedule, older journal": (
-            Facts(gc="sync"),
-            summary(gc=GARBAGE | {"gc_scheduled_seconds": 90.0}, forward=1.3),
-            CPU,
+            Facts(gc="sync"), summary(gc=GARBAGE | {"gc_scheduled_seconds": 90.0}, forward=1.3), CPU,
         ),
     },
     "startup": {
         "before steps": (Facts(), summary(startup=50.0), CPU),
         "first step": (Facts(), FIRST, CPU),
         "first step, a line": (
-            Facts(first_seconds={"data": 49.0, "other": 5.0}, first_line="data.py:7 `read`"),
-            FIRST,
-            CPU,
+            Facts(first_seconds={"data": 49.0, "other": 5.0}, first_line="data.py:7 `read`"), FIRST, CPU,
         ),
         "first step, workers": (Facts(workers=2, first_seconds={"data": 49.0, "other": 5.0}), FIRST, CPU),
         "first step on an accelerator": (Facts(first_seconds={"data": 1.0, "forward": 48.0}), FIRST, CUDA),
         "first step, other work": (Facts(first_seconds={"data": 1.0, "other": 53.0}), FIRST, CPU),
         "FLOP counts": (Facts(), summary(spans={"flop_counting": 25.0}), CPU),
         "FLOP counts and the peak": (
-            Facts(),
-            replace(summary(spans={"flop_counting": 25.0}), flops=FlopsSummary(peak_measured=True)),
-            CPU,
+            Facts(), replace(summary(spans={"flop_counting": 25.0}), flops=FlopsSummary(peak_measured=True)), CPU,
         ),
     },
     "straggler": {
@@ -292,17 +280,13 @@ CASES = {
         ),
         "head": (Facts(work=work(("[96, 512, 100] x [96, 100, 512]", 1)), tensor_cores=True, head=100), RUN, CUDA),
         "rows": (
-            Facts(work=work(("[8190, 768] x [768, 768]", 1)), tensor_cores=True, weights={(768, 768): 1}),
-            RUN,
-            CUDA,
+            Facts(work=work(("[8190, 768] x [768, 768]", 1)), tensor_cores=True, weights={(768, 768): 1}), RUN, CUDA,
         ),
         "last wave": (
-            Facts(work=work(("[13952, 4096] x [4096, 256]", 60)), tensor_cores=True, multiprocessors=108),
-            RUN,
-            CUDA,
+            Facts(work=work(("[13952, 4096] x [4096, 256]", 60)), tensor_cores=True, multiprocessors=108), RUN, CUDA,
         ),
     },
-}
+}  # fmt: skip
 
 EXACT = dict.fromkeys(step_blocks.STAGES, 0.0)
 STARTS = summary(data=0.5)

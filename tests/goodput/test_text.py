@@ -39,7 +39,7 @@ JOBS = {
         a_journal(started=60.0, first=16, times=(1.0,) * 10, attempt=3, world_size=2),
     ),
     "a full journal": replace(FULL, attempts=(replace(FULL.attempts[0], unseen_steps=1000),)),
-}
+}  # fmt: skip
 
 
 def test_texts_are_as_their_snapshot():

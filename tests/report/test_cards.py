@@ -140,7 +140,7 @@ CLOSINGS = {
     "no stages": summary(wall_seconds=ACCOUNT, stage_seconds={}),
     "a measured peak": summary(**WORKED),
     "stalls": summary(stalls=2, stall_seconds=130.4),
-}
+}  # fmt: skip
 LIVE = [(0.5, 0.3), (0.5, 0.46), (0.5, None), (0.11, 0.09), (0.5, 0.005)]
 """Shares that could be won, and their lower ends."""
 FROM_FILES = {"window": "perf.yaml, line 2", "report": "accelerate's config", "flops": "perf.yaml, line 3"}

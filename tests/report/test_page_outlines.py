@@ -153,16 +153,13 @@ PAGES = {
     "a hang that the second rank logged": (hung(QUIET, so_far(), ranks=2), "verdict"),
     "killed after a stall": (hung(so_far(under_way=False)), "verdict"),
     "a stall without a summary": (
-        page([*a_fit(0, summary=False), Entry(67.0, HUNG), Entry(80.0, Use(step=20))]),
-        "verdict",
+        page([*a_fit(0, summary=False), Entry(67.0, HUNG), Entry(80.0, Use(step=20))]), "verdict",
     ),
     "stalls of a step and an evaluation": (
-        page([*a_fit(0, summary=False), *STALLS, Entry(240.0, EVALUATION)]),
-        "tables.stalls",
+        page([*a_fit(0, summary=False), *STALLS, Entry(240.0, EVALUATION)]), "tables.stalls",
     ),
     "missing ranks, another fit, another version": (
-        page([*a_fit(0, run_id="old"), *a_fit(0, world_size=3, schema=SCHEMA + 1, started_unix=9e5)]),
-        "notes",
+        page([*a_fit(0, run_id="old"), *a_fit(0, world_size=3, schema=SCHEMA + 1, started_unix=9e5)]), "notes",
     ),
     "an earlier fit": (page([*a_fit(0, run_id="old"), *a_fit(0, run_id="new", started_unix=9e5)], number=1), "title"),
     "a known program": (
@@ -200,8 +197,7 @@ PAGES = {
     ),
     "a slower run B": (beside(steps(11, 30, seconds=0.5), host="node7", model="Llama"), "steps other tables"),
     "run B elsewhere": (
-        beside(steps(1, 20), host="node8", model="GPT", command_line="train.py --lr 2"),
-        "notes tables",
+        beside(steps(1, 20), host="node8", model="GPT", command_line="train.py --lr 2"), "notes tables",
     ),
     "run B on a device": (beside(steps(1, 20), model="Llama", timeline="device"), "tables.comparison"),
     "run B without steps": (beside(steps(1, 20, model_flops=(10**300,) * 20), world_size=3), "notes"),

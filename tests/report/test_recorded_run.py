@@ -85,7 +85,7 @@ RUNS = {
     "a rank that is blamed without its journal": at(FIRST),
     "a summary up to an earlier step": at(ends(so_far=a_summary(step=15))),
     "a summary up to the last step": at(ends(so_far=a_summary())),
-}
+}  # fmt: skip
 """By name: a run, looked at some seconds after its last record."""
 
 
