@@ -37,25 +37,12 @@ def summary(*, steps=100, gc=None, spans=None, counts=None, startup=5.0, useful=
     times = {f"{name}_time": steps * seconds for name, seconds in (STAGES | stages).items()}
     seconds = sum(times.values())
     return a_summary_of(
-        run_id="a1",
-        attempt=1,
-        step=steps,
-        steps=steps,
-        included_steps=steps,
-        included_seconds=seconds,
-        stage_seconds=times,
-        wall_seconds={"startup": startup, "steps": seconds, **(spans or {})},
-        span_counts=counts or {},
-        samples=1,
-        tokens=1,
-        included_samples=1,
-        included_tokens=1,
-        included_useful_tokens=useful,
-        total_samples=1,
-        total_tokens=1,
-        gc_longest=0.1,
+        run_id="a1", attempt=1, step=steps, steps=steps, included_steps=steps, included_seconds=seconds,
+        stage_seconds=times, wall_seconds={"startup": startup, "steps": seconds, **(spans or {})},
+        span_counts=counts or {}, samples=1, tokens=1, included_samples=1, included_tokens=1,
+        included_useful_tokens=useful, total_samples=1, total_tokens=1, gc_longest=0.1,
         **{"gc_collections": (0, 0, 0), "gc_seconds": 0.0} | (gc or {}),
-    )
+    )  # fmt: skip
 
 
 def findings(on, facts, of=None):

@@ -11,20 +11,11 @@ from perf_callbacks.report.run_figures import RunFigures
 
 def a_run(seconds=0.1, *, data=0.003, torch="2.14", **changes):
     usual = {
-        "run_id": "a",
-        "parameters": 1000,
-        "batch": 8,
-        "device": "cpu",
-        "steps": 100,
-        "step_seconds": seconds,
-        "stage_seconds": {"data_time": data, "forward_time": 0.05},
-        "samples_per_second": 8 / seconds,
-        "tokens_per_second": 800 / seconds,
-        "no_cpu_share": 0.001,
-        "others_share": 0.01,
-        "idle_share": 0.5,
+        "run_id": "a", "parameters": 1000, "batch": 8, "device": "cpu", "steps": 100, "step_seconds": seconds,
+        "stage_seconds": {"data_time": data, "forward_time": 0.05}, "samples_per_second": 8 / seconds,
+        "tokens_per_second": 800 / seconds, "no_cpu_share": 0.001, "others_share": 0.01, "idle_share": 0.5,
         "versions": {"torch": torch, "python": "3.11"},
-    }
+    }  # fmt: skip
     return RunFigures(**usual | changes)
 
 

@@ -114,14 +114,9 @@ def test_half_of_causal_attention_is_for_matmul_alone(calculate):
 
 
 CONFIG = {
-    "model_type": "llama",
-    "hidden_size": 4096,
-    "intermediate_size": 11008,
-    "num_hidden_layers": 32,
-    "num_attention_heads": 32,
-    "vocab_size": 32000,
-    "tie_word_embeddings": False,
-}
+    "model_type": "llama", "hidden_size": 4096, "intermediate_size": 11008, "num_hidden_layers": 32,
+    "num_attention_heads": 32, "vocab_size": 32000, "tie_word_embeddings": False,
+}  # fmt: skip
 
 
 @pytest.fixture

@@ -44,17 +44,9 @@ def two_attempts(**changes):
     steps = {"tokens": (1000,) * 6, "data_time": (0.25,) * 6}
     use = [(Use(step=4, energy_joules=600.0), 0.0)]
     second = a_journal(
-        started=20.0,
-        first=3,
-        times=(1.0,) * 6,
-        others=use,
-        process_seconds=2.0,
-        restore_seconds=1.5,
-        ended=True,
-        attempt=2,
-        steps=steps,
-        **changes,
-    )
+        started=20.0, first=3, times=(1.0,) * 6, others=use, process_seconds=2.0, restore_seconds=1.5, ended=True,
+        attempt=2, steps=steps, **changes,
+    )  # fmt: skip
     return first, second
 
 

@@ -279,14 +279,9 @@ def test_shared_devices_have_no_energy():
 
 def window(tokens, **changes):
     usual = {
-        "first_step": 2,
-        "last_step": 3,
-        "steps": 2,
-        "ranks": 2,
-        "seconds": 2.0,
-        "samples": None,
+        "first_step": 2, "last_step": 3, "steps": 2, "ranks": 2, "seconds": 2.0, "samples": None,
         "useful_tokens": None,
-    }
+    }  # fmt: skip
     return Window(**usual | {"tokens": tokens} | changes)
 
 

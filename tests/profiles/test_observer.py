@@ -17,18 +17,9 @@ from perf_callbacks.kernel.records.rank_records import Straggler
 from perf_callbacks.kernel.settings.resolution import resolve
 from perf_callbacks.profiles.observer import PER_TURN, WISH, ProfileWatch
 
+TIMES = {"span_seconds": 1.0, "busy_seconds": 1.0, "communication_seconds": 0.0, "exposed_communication_seconds": 0.0}
 CPU_PROFILE = pack(
-    Profile(
-        timeline="cpu",
-        span_seconds=1.0,
-        busy_seconds=1.0,
-        idle_seconds={},
-        class_seconds={"other": 1.0},
-        communication_seconds=0.0,
-        exposed_communication_seconds=0.0,
-        kernels=1,
-        sync_seconds={},
-    )
+    Profile(timeline="cpu", idle_seconds={}, class_seconds={"other": 1.0}, kernels=1, sync_seconds={}, **TIMES)
 )
 
 

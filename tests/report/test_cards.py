@@ -20,33 +20,14 @@ def test_the_path_of_a_journal_shows_no_control_character():
 
 
 def summary(**changes):
+    times = {"data_time": 0.0, "forward_time": 0.5, "backward_time": 1.25, "optimizer_time": 0.25, "gc_time": 0.0004}
     usual = {
-        "run_id": "a1",
-        "attempt": 1,
-        "step": 120,
-        "steps": 120,
-        "included_steps": 100,
-        "included_seconds": 2.0,
-        "stage_seconds": {
-            "data_time": 0.0,
-            "forward_time": 0.5,
-            "backward_time": 1.25,
-            "optimizer_time": 0.25,
-            "gc_time": 0.0004,
-            "other_time": 0.0,
-        },
-        "span_seconds": {"evaluation": 75.25, "checkpoint": 0.5},
-        "samples": 480,
-        "tokens": 3840,
-        "included_samples": 400,
-        "included_tokens": 3200,
-        "included_useful_tokens": 2345,
-        "total_samples": 480,
-        "total_tokens": 3840,
-        "gc_collections": (1200, 30, 4),
-        "gc_seconds": 0.25,
-        "gc_longest": 0.0125,
-    }
+        "run_id": "a1", "attempt": 1, "step": 120, "steps": 120, "included_steps": 100, "included_seconds": 2.0,
+        "stage_seconds": times | {"other_time": 0.0}, "span_seconds": {"evaluation": 75.25, "checkpoint": 0.5},
+        "samples": 480, "tokens": 3840, "included_samples": 400, "included_tokens": 3200,
+        "included_useful_tokens": 2345, "total_samples": 480, "total_tokens": 3840, "gc_collections": (1200, 30, 4),
+        "gc_seconds": 0.25, "gc_longest": 0.0125,
+    }  # fmt: skip
     return a_summary_of(**usual | changes)
 
 
@@ -54,36 +35,19 @@ ACCOUNT = {"startup": 0.5, "first_step": 0.25, "flop_counting": 0.125, "steps": 
 ACCOUNT |= {"checkpoint": 4.0, "own_work": 0.0, "other": 5.125}
 
 NOTHING = {
-    "included_steps": 0,
-    "included_seconds": 0.0,
-    "stage_seconds": {"data_time": 0.0, "forward_time": 0.0},
-    "span_seconds": {},
-    "included_samples": 0,
-    "included_tokens": 0,
-    "included_useful_tokens": 0,
+    "included_steps": 0, "included_seconds": 0.0, "stage_seconds": {"data_time": 0.0, "forward_time": 0.0},
+    "span_seconds": {}, "included_samples": 0, "included_tokens": 0, "included_useful_tokens": 0,
     "gc_collections": (0, 0, 0),
-}
+}  # fmt: skip
 UNKNOWN = {
-    "stage_seconds": {},
-    "span_seconds": {},
-    "included_samples": None,
-    "included_tokens": None,
-    "included_useful_tokens": None,
-    "gc_collections": None,
-    "gc_seconds": None,
-    "gc_longest": None,
-}
+    "stage_seconds": {}, "span_seconds": {}, "included_samples": None, "included_tokens": None,
+    "included_useful_tokens": None, "gc_collections": None, "gc_seconds": None, "gc_longest": None,
+}  # fmt: skip
 WORKED = {
-    "model_flops": 10**12,
-    "hardware_flops": 10**12,
-    "flops_seconds": 2.0,
-    "flops_dtype": "float32",
-    "flops_source": "counted",
-    "flops_checked_step": 115,
-    "peak_flops_per_second": 1e12,
-    "peak_measured": True,
+    "model_flops": 10**12, "hardware_flops": 10**12, "flops_seconds": 2.0, "flops_dtype": "float32",
+    "flops_source": "counted", "flops_checked_step": 115, "peak_flops_per_second": 1e12, "peak_measured": True,
     "peak_source": "measured on cpu",
-}
+}  # fmt: skip
 
 
 LOW = WORKED | {"flops_lower_bound": True}
