@@ -180,7 +180,8 @@ def test_a_launch_on_tpus_is_not_armed_and_says_so(launched, capsys, config):
 def test_a_launch_that_makes_no_sense_is_refused_in_a_sentence(launched, capsys, config, words, sentence):
     Path("acc.yaml").write_text(config)
     found = launched("--config_file", "acc.yaml", *(words or ["train.py"]))
-    assert (found["status"], "script" in found, found["environ"] != {}) == (2, False, words == ["trian.py"])
+    assert (found["status"], "script" in found) == (2, False)
+    assert found["environ"] == {} or not sentence.startswith("acc.yaml, line")
     assert capsys.readouterr().err == f"perf-callbacks launch: {sentence}\n".replace("HERE", str(Path.cwd()))
 
 
