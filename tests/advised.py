@@ -9,6 +9,7 @@ from perf_callbacks.advice import table
 from perf_callbacks.advice.facts import Facts
 from perf_callbacks.kernel.records.flops_record import Flops
 from perf_callbacks.kernel.records.profile_record import Profile, ProfiledCopy, ProfiledOperation
+from perf_callbacks.memory.use import MemoryUse
 
 STAGES = {"data": 0.0, "forward": 0.3, "backward": 0.6, "optimizer": 0.1, "gc": 0.0, "other": 0.0}
 WORK = Flops(
@@ -36,25 +37,12 @@ def summary(*, steps=100, gc=None, spans=None, counts=None, startup=5.0, useful=
     times = {f"{name}_time": steps * seconds for name, seconds in (STAGES | stages).items()}
     seconds = sum(times.values())
     return a_summary_of(
-        run_id="a1",
-        attempt=1,
-        step=steps,
-        steps=steps,
-        included_steps=steps,
-        included_seconds=seconds,
-        stage_seconds=times,
-        wall_seconds={"startup": startup, "steps": seconds, **(spans or {})},
-        span_counts=counts or {},
-        samples=1,
-        tokens=1,
-        included_samples=1,
-        included_tokens=1,
-        included_useful_tokens=useful,
-        total_samples=1,
-        total_tokens=1,
-        gc_longest=0.1,
+        run_id="a1", attempt=1, step=steps, steps=steps, included_steps=steps, included_seconds=seconds,
+        stage_seconds=times, wall_seconds={"startup": startup, "steps": seconds, **(spans or {})},
+        span_counts=counts or {}, samples=1, tokens=1, included_samples=1, included_tokens=1,
+        included_useful_tokens=useful, total_samples=1, total_tokens=1, gc_longest=0.1,
         **{"gc_collections": (0, 0, 0), "gc_seconds": 0.0} | (gc or {}),
-    )
+    )  # fmt: skip
 
 
 def findings(on, facts, of=None):
@@ -65,7 +53,17 @@ def findings(on, facts, of=None):
 def found(cause, facts=None, of=None, on=None):
     """The finding of one cause; None where no rule speaks of it."""
     every = findings(on or machine(), facts or Facts(workers=0, work=PLAIN), of)
-    return next((one for one in every if one.cause == cause), None)
+    return next((finding for finding in every if finding.cause == cause), None)
+
+
+def used(*utilization, **known):
+    """The use of memory with what is known of it, and of a GPU as NVML gave it."""
+    use = MemoryUse()
+    for name, value in known.items():
+        setattr(use, name, value)
+    for reading in utilization:
+        use.saw_gpu(reading)
+    return use
 
 
 def profile(*, step=1.0, timeline="device", steps=3, kernels=20_000, idle=None, classes=None, sync=None, **more):

@@ -1,4 +1,6 @@
-"""Summaries from figures side by side, as tests write them: `flops_source="counted"` is `flops.source`."""
+"""Summaries whose figures stand side by side, as tests write them: `flops_source="counted"` is `flops.source`."""
+
+from dataclasses import fields
 
 from perf_callbacks.kernel.records.fit_records import Summary
 from perf_callbacks.kernel.records.summary_parts import (
@@ -9,69 +11,37 @@ from perf_callbacks.kernel.records.summary_parts import (
     StragglerSummary,
 )
 
-FIGURES = {
-    FlopsSummary: {
-        "model_flops": "model_flops",
-        "hardware_flops": "hardware_flops",
-        "peak_flops_per_second": "peak_flops_per_second",
-        "peak_source": "peak_source",
-        "peak_measured": "peak_measured",
-        "mfu_unknown": "mfu_unknown",
-        "unmasked_share": "unmasked_share",
-        **{
-            f"flops_{name}": name
-            for name in (
-                "seconds",
-                "steps",
-                "source",
-                "checked_step",
-                "unknown",
-                "coverage",
-                "lower_bound",
-                "uncounted",
-                "dtype",
-            )
-        },
-    },
-    GcSummary: {
-        f"gc_{name}": name for name in ("collections", "seconds", "longest", "scheduled_seconds", "startup_seconds")
-    },
-    StallSummary: {"stalls": "count", "stall_seconds": "seconds"},
-    MemorySummary: {"memory_gb": "parts_gb", "resident_gb_per_hour": "resident_gb_per_hour"},
-    StragglerSummary: {
-        "compared_steps": "steps",
-        "compared_seconds": "seconds",
-        "compared_model": "model_compared",
-        "straggler_seconds": "seconds_by_cause",
-        "stragglers": "costliest",
-        "slowdown": "slowdown",
-        "backward_waiting": "backward_waiting",
-    },
+KINDS = {
+    "flops": FlopsSummary, "gc": GcSummary, "stalls": StallSummary, "memory": MemorySummary,
+    "stragglers": StragglerSummary,
+}  # fmt: skip
+WHOLE = ("model_flops", "hardware_flops", "peak_flops_per_second", "peak_source", "peak_measured", "mfu_unknown")
+PLACES = {
+    **{f"{part}_{field.name}": (part, field.name) for part in ("flops", "gc") for field in fields(KINDS[part])},
+    **{name: ("flops", name) for name in (*WHOLE, "unmasked_share")},
+    "stalls": ("stalls", "count"),
+    "stall_seconds": ("stalls", "seconds"),
+    "memory_gb": ("memory", "parts_gb"),
+    "resident_gb_per_hour": ("memory", "resident_gb_per_hour"),
+    "compared_steps": ("stragglers", "steps"),
+    "compared_seconds": ("stragglers", "seconds"),
+    "straggler_seconds": ("stragglers", "seconds_by_cause"),
+    "stragglers": ("stragglers", "costliest"),
+    "compared_model": ("stragglers", "model_compared"),
+    "slowdown": ("stragglers", "slowdown"),
+    "backward_waiting": ("stragglers", "backward_waiting"),
 }
-"""Figures of each part, by the names that tests give them."""
-
-PARTS = {
-    FlopsSummary: "flops",
-    GcSummary: "gc",
-    StallSummary: "stalls",
-    MemorySummary: "memory",
-    StragglerSummary: "stragglers",
-}
-
-
-def in_parts(**figures):
-    """The fields of a summary with these figures."""
-    if figures.get("gc_collections") is None:  # collections were not timed
-        figures = {name: value for name, value in figures.items() if name not in FIGURES[GcSummary]}
-    fields = {}
-    for kind, names in FIGURES.items():
-        given = {now: figures.pop(name) for name, now in names.items() if name in figures}
-        if given:
-            usual = {"seconds": 0.0, "longest": 0.0} if kind is GcSummary else {}
-            fields[PARTS[kind]] = kind(**usual | given)
-    return figures | fields
+"""Part and field of each figure, by the names that tests give them."""
 
 
 def a_summary_of(**figures):
     """A summary with these figures, and without the parts of others."""
-    return Summary(**in_parts(**figures))
+    if figures.get("gc_collections") is None:  # collections were not timed
+        figures = {name: value for name, value in figures.items() if PLACES.get(name, ("",))[0] != "gc"}
+    parts = {}
+    for name in PLACES.keys() & figures.keys():
+        part, field = PLACES[name]
+        parts.setdefault(part, {})[field] = figures.pop(name)
+    if "gc" in parts:
+        parts["gc"] = {"seconds": 0.0, "longest": 0.0} | parts["gc"]
+    return Summary(**figures, **{part: KINDS[part](**known) for part, known in parts.items()})

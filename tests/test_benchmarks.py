@@ -22,7 +22,7 @@ def run(*words):
     return done.stdout
 
 
-def test_each_script_imports_what_exists():
+def test_each_script_imports_existing_names():
     assert len(SCRIPTS) <= 25
     names = ", ".join([path.stem for path in SCRIPTS])
     run("-c", f"import doors.accelerate, doors.lightning, doors.loop, doors.transformers, {names}")

@@ -39,7 +39,7 @@ def commands():
 
 
 @each_row("words", [*commands()])
-def test_a_command_names_what_exists(words):
+def test_a_command_names_existing_words(words):
     words = words[words[0] == "export" :]
     while re.fullmatch(r"[A-Z_]+=.*", words[0] if words else ""):
         name = words.pop(0).partition("=")[0]

@@ -120,7 +120,7 @@ def no_other_looks(monkeypatch):
     monkeypatch.setattr("perf_callbacks.advice.busy_lines.SPREAD_SECONDS", 0.008)
     monkeypatch.setattr("perf_callbacks.kernel.process.watchdog.PERIOD_SECONDS", 3600.0)
     monkeypatch.setattr("perf_callbacks.kernel.process.cpu_time.read", lambda _: None)  # no lack of a CPU
-    monkeypatch.setattr("perf_callbacks.advice.busy_lines.BusyLines._runs", lambda _: False)
+    monkeypatch.setattr("perf_callbacks.advice.busy_lines.BusyLines.computes", lambda _: False)
 
 
 LOOK = r"mostly at test_busy_lines\.py:\d+ `look`"
@@ -163,7 +163,7 @@ def test_a_few_looks_name_no_line(looks):
 
 
 def test_a_framework_that_is_busy_by_itself_is_no_line_of_the_program(monkeypatch):
-    monkeypatch.setattr("perf_callbacks.kernel.process.stacks._LOOPS", ("threading.",))  # as if it were a trainer
+    monkeypatch.setattr("perf_callbacks.kernel.process.stacks.FRAMEWORKS", ("threading.",))  # as if it were a trainer
     found = evidence(train(after_step=look), "host")
     assert found
     assert "mostly" not in found
@@ -211,7 +211,7 @@ def test_a_wait_or_small_operations_in_a_forward_are_the_model():
 
 
 def test_a_thread_that_computes_is_not_slow(monkeypatch):
-    monkeypatch.setattr("perf_callbacks.advice.busy_lines.BusyLines._runs", lambda _: True)
+    monkeypatch.setattr("perf_callbacks.advice.busy_lines.BusyLines.computes", lambda _: True)
     assert "`look`" not in evidence(train(loss=look), "host")
 
 

@@ -1,8 +1,10 @@
 """One verdict for a job, from the findings of all its ranks."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
+from snapshots import matches
 
 from perf_callbacks.advice.job import FindingNotes, verdict
 from perf_callbacks.kernel.records.fit_records import Finding
@@ -22,50 +24,37 @@ def slow(*ranks, cause="data"):
 SLOW = finding("straggler", 0.5, "more loader workers")
 
 
-def test_the_slow_rank_knows_the_line_to_write():
-    found = verdict([SLOW], {1: [finding("data", 0.6, "num_workers=4")]}, slow(1))
-    assert [(one.cause, one.remedy) for one in found] == [("straggler", "num_workers=4")]
+STALL = finding("stall", 0.01)
+CASES = {
+    "the slow rank knows the line to write": ([SLOW], {1: [finding("data", 0.6, "num_workers=4")]}, slow(1)),
+    "the slow rank knows a line": ([SLOW], {1: [replace(finding("data", 0.6), line="train.py:31 `parse`")]}, slow(1)),
+    "the slow rank has another cause": ([SLOW], {1: [finding("compile", 0.4)]}, slow(1)),
+    "the largest of several explanations": (
+        [SLOW],
+        {1: [finding("sync", 0.4, "log rarely"), finding("evaluation", 0.06, "evaluate rarely")]},
+        slow(1, cause="host"),
+    ),
+    "a set of slow ranks": (
+        [SLOW], {1: [finding("data", 0.3, "num_workers=2")], 3: [finding("data", 0.6, "num_workers=4")]}, slow(1, 3),
+    ),
+    "findings of other ranks alone": (
+        [finding("data", 0.1)],
+        {2: [finding("gc", 0.2)], 3: [finding("gc", 0.3)], 4: [finding("gc", 0.04), finding("host", None)]},
+        None,
+    ),
+    "rank 0 found the cause": ([finding("data", 0.2)], {1: [finding("data", 0.3)]}, None),
+    "a stall under way stays first": ([STALL], {1: [finding("gc", 0.3)]}, None),
+}  # fmt: skip
+"""By name: findings of rank 0, those of other ranks, and the stragglers."""
 
 
-def test_the_verdict_names_the_line_of_the_slow_rank():
-    (found,) = verdict([SLOW], {1: [replace(finding("data", 0.6), line="train.py:31 `parse`")]}, slow(1))
-    assert found.evidence == "straggler took 0.5, mostly at train.py:31 `parse`"
-    assert found.line == "train.py:31 `parse`"
-
-
-def test_a_slow_ranks_finding_of_another_cause_is_told_with_its_rank():
-    found = verdict([SLOW], {1: [finding("compile", 0.4)]}, slow(1))
-    assert [(one.cause, one.evidence) for one in found][1:] == [("compile", "Rank 1: compile took 0.4")]
-    assert found[0] is SLOW
-
-
-def test_of_several_explanations_the_largest_has_the_remedy():
-    others = {1: [finding("sync", 0.4, "log rarely"), finding("evaluation", 0.06, "evaluate rarely")]}
-    (found,) = verdict([SLOW], others, slow(1, cause="host"))
-    assert found.remedy == "log rarely"
-
-
-def test_a_set_of_slow_ranks_gets_the_remedy_of_its_worst_rank():
-    others = {1: [finding("data", 0.3, "num_workers=2")], 3: [finding("data", 0.6, "num_workers=4")]}
-    (found,) = verdict([SLOW], others, slow(1, 3))
-    assert found.remedy == "num_workers=4"
-
-
-def test_findings_of_other_ranks_alone_are_named_with_their_ranks():
-    others = {2: [finding("gc", 0.2)], 3: [finding("gc", 0.3)], 4: [finding("gc", 0.04), finding("host", None)]}
-    found = verdict([finding("data", 0.1)], others, None)
-    assert [(one.cause, one.share) for one in found] == [("gc", 0.3), ("data", 0.1)]
-    assert found[0].evidence == "Ranks 2 and 3: gc took 0.3"
-
-
-def test_a_cause_that_rank_0_found_is_told_by_rank_0():
-    own = finding("data", 0.2)
-    assert verdict([own], {1: [finding("data", 0.3)]}, None) == (own,)
-
-
-def test_a_stall_under_way_stays_first():
-    own = finding("stall", 0.01)
-    assert verdict([own], {1: [finding("gc", 0.3)]}, None)[0] is own
+def test_verdicts_of_jobs_are_as_their_snapshot():
+    """`WRITE_SNAPSHOTS=1` writes it anew."""
+    shown = ""
+    for name, case in CASES.items():
+        lines = [f"{one.cause} {one.share}: {one.evidence}; try {one.remedy} ({one.line})" for one in verdict(*case)]
+        shown += "\n".join([f"=== {name}", *lines, ""])
+    assert matches(Path(__file__).with_name("verdicts.txt"), shown)
 
 
 class FakeChannel:

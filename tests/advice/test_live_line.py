@@ -59,7 +59,7 @@ def test_the_next_cause_is_told_after_a_while(fit):
 
 
 @pytest.mark.parametrize("findings", [(), (cause("data", 0.05),), (cause("sync", None),)])
-def test_what_matters_little_waits_for_the_end(fit, findings):
+def test_a_small_share_waits_for_the_end(fit, findings):
     fit.train(10 * WINDOW_SECONDS, *findings)
     assert fit.said == []
 
@@ -82,7 +82,7 @@ def test_a_failure_ends_this_advice_alone(fit, caplog):
     assert (len(caplog.records), fit.said) == (1, [])
 
 
-def test_a_window_has_what_happened_since():
+def test_a_window_has_the_seconds_since_the_last():
     before = replace(summary(steps=10, data=1.0, gc={"gc_seconds": 1.0, "gc_collections": (1, 1, 0)}), span_counts={})
     after = summary(
         steps=30,

@@ -41,10 +41,6 @@ def test_attention_is_that_of_the_model_within(wrap):
     assert (found.attention, found.sdpa) == ("eager", True)
 
 
-def test_a_model_that_has_no_configuration_has_no_kind_of_attention():
-    assert facts(torch.nn.Linear(2, 2)).attention is None
-
-
 @pytest.mark.parametrize(("options", "fused"), [({}, False), ({"fused": True}, True), ({"foreach": True}, True)])
 def test_an_optimizer_of_torch_is_known_by_its_class(options, fused):
     optimizer = torch.optim.AdamW(torch.nn.Linear(2, 2).parameters(), **options)
@@ -52,20 +48,17 @@ def test_an_optimizer_of_torch_is_known_by_its_class(options, fused):
     assert (found.optimizer, found.tensors, found.fused) == ("AdamW", 2, fused)
 
 
-def test_an_optimizer_of_the_users_own_is_not_known():
+def test_a_foreign_optimizer_and_a_model_without_configuration_are_unknown():
     class AdamW(torch.optim.Optimizer):
         pass
 
-    found = facts(optimizers=(AdamW(torch.nn.Linear(2, 2).parameters(), {}),))
-    assert (found.optimizer, found.tensors) == (None, 2)
+    foreign = facts(torch.nn.Linear(2, 2), optimizers=(AdamW(torch.nn.Linear(2, 2).parameters(), {}),))
+    assert (foreign.attention, foreign.optimizer, foreign.tensors) == (None, None, 2)
+    nothing = facts()
+    assert (nothing.workers, nothing.attention, nothing.optimizer, nothing.fused) == (None, None, None, False)
 
 
-def test_nothing_is_known_of_nothing():
-    found = facts()
-    assert (found.workers, found.attention, found.optimizer, found.fused) == (None, None, None, False)
-
-
-def test_workers_are_those_of_the_loader_with_fewest():
+def test_workers_are_counted_in_the_loader_with_fewest():
     loaders = DataLoader([1], num_workers=2), DataLoader([1], num_workers=1), [1]
     assert facts(loaders=loaders).workers == 1
     assert facts(loaders=([1],)).workers is None
@@ -85,16 +78,11 @@ def test_the_weights_are_counted_by_shape():
     assert {len(shape) for shape in found.weights} == {2}
 
 
-def test_a_configuration_of_several_language_models_is_taken_as_it_is():
-    model = llama()
-    model.config.get_text_config = lambda: int("two")
-    assert facts(model).vocabulary == 64
-
-
-def test_a_model_that_needs_eager_attention_is_not_told_to_leave_it():
+def test_a_configuration_is_taken_as_it_is():
     model = llama(attn_implementation="eager")
-    model.config.attn_logit_softcapping = 50.0
-    assert not facts(model).sdpa
+    model.config.get_text_config = lambda: int("two")  # several language models
+    model.config.attn_logit_softcapping = 50.0  # needs eager attention
+    assert (facts(model).vocabulary, facts(model).sdpa) == (64, False)
 
 
 def test_switches_of_torch_and_of_the_environment(monkeypatch):
@@ -210,7 +198,7 @@ def since_a_second(monkeypatch, idle, own, queued, *, ranks=1):
     monkeypatch.setattr(observer.cpu_time, "throttled", lambda: None)
     monkeypatch.setattr(observer.cpu_time, "read", lambda _thread: CpuTime(now[0], queued * now[0]))
     monkeypatch.setattr(observer, "perf_counter", lambda: now[0])
-    since = observer._Since(max(1, 8 // ranks), ranks)
+    since = observer.MachineLoad(max(1, 8 // ranks), ranks)
     now[0] = 1.0
     return since
 

@@ -13,40 +13,45 @@ from perf_callbacks.loop import measure
 from perf_callbacks.trials import process
 
 
+class Shown(BaselineWatch):
+    """Keeps the lines that are shown and the events of each fit."""
+
+    fits: list = []  # noqa: RUF012 emptied for each test
+
+    def __init__(self, recorder, show):
+        self.lines, self.events = [], []
+        recorder.observers.happened = lambda *event: self.events.append(event)
+        self.fits.append(self)
+        super().__init__(recorder, self.lines.append)
+
+
 @pytest.fixture
 def file(tmp_path, monkeypatch):
     """A ledger of this test's own."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr(observer, "EARLY_SECONDS", 0.0)
     monkeypatch.setattr(observer, "WATCHDOG", FakeWatchdog())  # `train` calls `tick`
+    monkeypatch.setattr(observer, "BaselineWatch", Shown)
+    Shown.fits.clear()
     return ledger.path()
 
 
-def watch_of(perf):
-    found = perf._session.recorder.observers.overriding["record_written"]
-    return next((one for one in found if isinstance(one, BaselineWatch)), None)
-
-
-def train(directory, *, number=130, events=None, **config):
-    """Train some steps; return what the watch says then. `events` receives what happened."""
-    model, said = torch.nn.Linear(4, 4), []
+def train(directory, *, number=130, **config):
+    """Train some steps; return what the watch says then."""
+    model = torch.nn.Linear(4, 4)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    batches = [torch.ones(2, 4)] * number
     config = PerfConfig(output_dir=str(directory), **config)
-    with measure(model=model, optimizer=optimizer, loader=batches, config=config) as perf:
-        watch = watch_of(perf)
+    before = len(Shown.fits)
+    with measure(model=model, optimizer=optimizer, loader=[torch.ones(2, 4)] * number, config=config) as perf:
         for batch in perf.loader:
             model(batch).sum().backward()
             optimizer.step()
             optimizer.zero_grad()
         perf.row()
-        if watch is not None:
-            watch._show = said.append
-            observers = perf._session.recorder.observers
-            observers.happened = lambda *event: [] if events is None else events.append(event)
+        for watch in Shown.fits[before:]:
             watch.read()
             watch.tick(0.0)
-    return said
+    return Shown.fits[-1].lines if len(Shown.fits) > before else []
 
 
 def test_each_fit_has_a_line_in_the_ledger(file, tmp_path):
@@ -84,20 +89,12 @@ def faster(file, factor):
 def test_a_fit_says_how_it_stands_to_the_last_runs_of_its_program(file, tmp_path):
     assert train(tmp_path / "a", baseline="auto") == []
     faster(file, 2e4)  # more than any load explains, and a step of 85 us is still longer than the shortest possible
-    events = []
-    (said,) = train(tmp_path / "b", baseline="auto", events=events)
-    ((kind, details),) = events
+    (said,) = train(tmp_path / "b", baseline="auto")
+    ((kind, details),) = Shown.fits[-1].events
     assert (kind, details["text"], details["runs"]) == ("regression", said, 5)
     assert " % slower than the last 5 undisturbed runs of this program (" in said
     assert f"torch 1.0 -> {torch.__version__}" in said
     assert train(tmp_path / "c") == []
-
-
-def test_steps_of_less_than_ten_seconds_are_not_compared(file, tmp_path, monkeypatch):
-    monkeypatch.setattr(observer, "EARLY_SECONDS", 1e6)
-    assert train(tmp_path / "a", baseline="auto") == []
-    (line,) = ledger.read(file)
-    assert line.early is None
 
 
 def test_a_ledger_that_can_not_be_written_ends_nothing(file, tmp_path):

@@ -21,15 +21,6 @@ def a_line(key="k", run_id="a1", *, early=True, **run):
     return LedgerLine(key=key, run=figures, early=figures if early else None)
 
 
-def test_lines_are_read_in_order(tmp_path):
-    file = tmp_path / "cache" / "runs.jsonl"
-    lines = [a_line(run_id=str(number), versions={"torch": "2.13"}) for number in range(3)]
-    for line in lines:
-        ledger.append(line, file)
-    assert ledger.read(file) == lines
-    assert json.loads(file.read_text().splitlines()[0])["run"]["step_seconds"] == 0.1
-
-
 def test_twenty_runs_of_three_programs_each_have_the_last_five_of_their_own(tmp_path):
     file = tmp_path / "runs.jsonl"
     keys = {name: ledger.key(a_run(program=f"{name}.py", directory="/w", model="Llama")) for name in "abc"}
@@ -114,7 +105,7 @@ def test_a_full_ledger_keeps_the_newest_lines(tmp_path, monkeypatch):
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="flock is POSIX only; on Windows the ledger is not locked")
-def test_one_process_alone_shortens_the_ledger(tmp_path, monkeypatch):
+def test_a_single_process_shortens_the_ledger(tmp_path, monkeypatch):
     file = tmp_path / "runs.jsonl"
     ledger.append(a_line(), file)
     monkeypatch.setattr(ledger, "MOST_BYTES", 1)
@@ -156,6 +147,12 @@ def test_a_pipe_or_a_link_is_no_ledger(tmp_path):
     assert not (tmp_path / "target").exists()
 
 
+def test_a_line_that_is_too_long_is_not_written(tmp_path):
+    file = tmp_path / "runs.jsonl"
+    ledger.append(a_line(program="x" * 30_000), file)
+    assert not file.exists()
+
+
 def test_a_link_to_a_large_file_stays(tmp_path, monkeypatch):
     monkeypatch.setattr(ledger, "MOST_BYTES", 1)
     target, link = tmp_path / "target", tmp_path / "link"
@@ -165,13 +162,3 @@ def test_a_link_to_a_large_file_stays(tmp_path, monkeypatch):
         ledger.append(a_line(), link)
     assert link.is_symlink()
     assert target.read_text() == "x" * 100
-
-
-def test_a_missing_ledger_has_no_lines(tmp_path):
-    assert ledger.read(tmp_path / "none") == []
-
-
-def test_a_line_that_is_too_long_is_not_written(tmp_path):
-    file = tmp_path / "runs.jsonl"
-    ledger.append(a_line(program="x" * 30_000), file)
-    assert not file.exists()

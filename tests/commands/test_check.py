@@ -61,11 +61,6 @@ def test_every_item_has_its_line_and_says_why(check):
     assert [line.split()[0] for line in table[1:]] == ["0"]
 
 
-def test_a_rank_that_is_none_makes_no_difference(check, monkeypatch):
-    monkeypatch.setenv("LOCAL_RANK", "first")
-    assert check()[0] == 0
-
-
 def test_advice_that_needs_no_run_is_left_to_do(check, monkeypatch):
     monkeypatch.setattr(torch, "is_anomaly_enabled", lambda: True)
     status, printed = check(_PEAK_TFLOPS="989.5")
@@ -105,11 +100,6 @@ def test_a_cpu_is_measured_as_in_a_training(check):
     )
 
 
-def test_every_line_fits_into_80_columns(check):
-    _, printed = check()
-    assert max(map(len, printed.splitlines())) <= 80
-
-
 def test_a_device_without_a_peak_is_something_left_to_do(check):
     status, printed = check(_MEASURE_PEAK="off")
     assert status == 1
@@ -140,7 +130,7 @@ def test_so_is_an_item_that_fails_and_the_others_are_shown(check, monkeypatch):
 
 
 @pytest.mark.parametrize("off", [{"_CHECKLIST": "off"}, {"": "0"}])
-def test_what_is_turned_off_is_said_to_be(check, off):
+def test_a_checklist_that_is_turned_off_is_said_to_be(check, off):
     status, printed = check(**off)
     assert status == 0
     assert "\n  the checklist is turned off\n" in printed
@@ -153,12 +143,6 @@ def test_without_flops_there_is_no_mfu_and_nothing_left_to_do(check):
     assert "\nThere would be no MFU: flops=off\n" in printed
 
 
-def test_an_item_that_is_skipped_says_so(check):
-    _, printed = check(_SKIP="gc", _PEAK_TFLOPS="989.5")
-    assert "gc        skipped         automatic, thresholds" in printed
-    assert "; skip names gc\n" in printed
-
-
 def test_a_setting_of_a_file_is_told_with_its_line(check, tmp_path):
     path = tmp_path / "perf.yaml"
     path.write_text("# ours\nwindow: 20\nflops: off\n")
@@ -169,12 +153,6 @@ Settings from outside:
   window=20 ({path}, line 2)
 Training on cpu would begin with
 """)
-
-
-def test_a_setting_that_makes_no_sense_exits_with_2(monkeypatch, capsys):
-    monkeypatch.setenv("PERF_CALLBACKS_GC", "now")
-    assert main(["check"]) == 2
-    assert capsys.readouterr().err.startswith("perf-callbacks check: PERF_CALLBACKS_GC: got 'now', wanted one of ")
 
 
 @pytest.fixture
@@ -208,6 +186,15 @@ def test_the_others_print_nothing(check, together):
     assert check() == (0, "")
 
 
+@pytest.mark.slow
+def test_under_torchrun_there_is_a_single_table():
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "--no-python"]
+    check = "from perf_callbacks.commands import main; main(['check', '--json'])"
+    environ = {**os.environ, "PYTHONPATH": PATHS, "PERF_CALLBACKS_PEAK_TFLOPS": "1"}
+    done = subprocess.run([*torchrun, sys.executable, "-c", check], env=environ, stdout=subprocess.PIPE, check=True)
+    assert [(rank["rank"], rank["gpu"]) for rank in json.loads(done.stdout)["ranks"]] == [(0, None), (1, None)]
+
+
 def test_ranks_that_can_not_meet_print_for_themselves(check, together):
     def no(note):
         raise RuntimeError("no store")
@@ -217,10 +204,6 @@ def test_ranks_that_can_not_meet_print_for_themselves(check, together):
     assert (status, [line[:1] for line in ranks_of(printed)[1:]]) == (0, [["rank"], ["0"]])
 
 
-@pytest.mark.slow
-def test_under_torchrun_there_is_one_table():
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "--no-python"]
-    check = "from perf_callbacks.commands import main; main(['check', '--json'])"
-    environ = {**os.environ, "PYTHONPATH": PATHS, "PERF_CALLBACKS_PEAK_TFLOPS": "1"}
-    done = subprocess.run([*torchrun, sys.executable, "-c", check], env=environ, stdout=subprocess.PIPE, check=True)
-    assert [(rank["rank"], rank["gpu"]) for rank in json.loads(done.stdout)["ranks"]] == [(0, None), (1, None)]
+def test_a_rank_that_is_none_makes_no_difference(check, monkeypatch):
+    monkeypatch.setenv("LOCAL_RANK", "first")
+    assert check()[0] == 0

@@ -26,7 +26,7 @@ def test_every_convention_has_its_formula():
 
 
 @pytest.mark.parametrize(("figures", "command", "names"), PUBLISHED, ids=lambda value: value[:8])
-def test_a_published_figure_is_what_its_command_prints(capsys, figures, command, names):
+def test_a_published_figure_is_printed_by_its_command(capsys, figures, command, names):
     results = json.loads(printed(capsys, command, "--json"))["conventions"]
     values = [results[name.strip("` ")] for name in names.split(",")]
     shares = [100 * share for value in values for share in (value["mfu"], value["hfu"]) if share is not None]
@@ -42,10 +42,6 @@ def test_a_published_figure_is_what_its_command_prints(capsys, figures, command,
     assert re.search(r"[\d.]+ (%|TFLOPS)", figures)
 
 
-def test_there_are_seven_of_them():
-    assert len(PUBLISHED) == 7
-
-
-def test_the_table_of_the_page_is_what_its_command_prints(capsys):
+def test_the_table_of_the_page_is_printed_by_its_command(capsys):
     command, expected = re.findall(r"perf-callbacks flops (--layers 22 .*)\n```\n\n```text\n((?:.*\n)*?)```", PAGE)[0]
     assert printed(capsys, command) == expected

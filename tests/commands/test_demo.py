@@ -8,7 +8,6 @@ import pytest
 from launching import python
 
 from perf_callbacks.commands import main
-from perf_callbacks.kernel.records import interim
 from perf_callbacks.kernel.records.codec import Entry
 from perf_callbacks.kernel.records.fit_records import Finding
 from perf_callbacks.kernel.records.summary_parts import CpuSummary
@@ -94,81 +93,35 @@ def test_each_remedy_has_its_options(remedy, options):
     assert two_runs.options_of(remedy, 2) == options
 
 
-def test_a_fault_that_is_not_named_is_said(demo):
-    status, told, _ = demo(Runs())
-    assert (status, told.count("$ python")) == (1, 1)
-    assert "doesn't name the hidden fault: see its card above. The fault: train.py tokenizes" in told
+def interrupted(*_, **__):
+    raise two_runs.StoppedError
 
 
-def test_a_busy_machine_is_the_reason_that_is_given(demo):
-    assert "the hidden fault: the training had no CPU for long." in demo(Runs(no_cpu=0.5))[1]
+NO_CPU = Finding(cause="cpu", share=0.3, evidence="The training thread had no CPU", remedy="more CPUs")
+ODD = Finding(cause="data", share=0.5, evidence="Waiting", remedy="faster disks")
 
 
-def test_a_busy_machine_is_named_beside_the_gain(demo):
-    cpu = Finding(cause="cpu", share=0.3, evidence="The training thread had no CPU", remedy="more CPUs")
-    status, told, _ = demo(Runs(cpu, journals.FINDING, no_cpu=0.3))
-    assert status == 0
-    assert "The verdict names another cause first." in told
-    assert "The training had no CPU for up to 30% of its time: loader workers, ranks or other programs" in told
+@pytest.mark.parametrize(
+    ("runs", "status", "sentence"),
+    [
+        (Runs(), 1, "doesn't name the hidden fault: see its card above. The fault: train.py tokenizes"),
+        (Runs(no_cpu=0.5), 1, "the hidden fault: the training had no CPU for long."),
+        (Runs(NO_CPU, journals.FINDING, no_cpu=0.3), 0, "The verdict names another cause first."),
+        (Runs(ODD), 1, "The demo can't apply this remedy: faster disks."),
+        (lambda *_, **__: 0, 1, "The training left no summary in"),
+        (Runs(status=3), 1, "status 3"),
+        (interrupted, 130, "Interrupted. "),
+    ],
+    ids=["unnamed", "busy", "another cause", "no option", "no journal", "failed", "interrupted"],
+)
+def test_the_demo_says_how_it_ended(demo, runs, status, sentence):
+    ended, printed, _ = demo(runs)
+    assert (ended, sentence in printed) == (status, True), printed
 
 
 @pytest.mark.verdict_after_ten_seconds
 def test_a_second_run_without_a_verdict_is_explained(demo):
     assert "less than ten seconds, which is too short for a verdict" in demo(Runs(journals.FINDING))[1]
-
-
-def test_a_remedy_without_an_option_ends_the_demo(demo):
-    odd = Finding(cause="data", share=0.5, evidence="Waiting", remedy="faster disks")
-    status, told, _ = demo(Runs(odd))
-    assert status == 1
-    assert "The demo can't apply this remedy: faster disks." in told
-
-
-def test_a_training_that_fails_ends_the_demo(demo):
-    assert demo(Runs(status=3))[:1] == (1,)
-
-
-def test_a_training_without_a_journal_ends_the_demo(demo):
-    status, told, _ = demo(lambda *_, **__: 0)
-    assert status == 1
-    assert "The training left no summary in" in told
-
-
-def test_a_summary_of_a_run_that_did_not_end_is_no_summary(demo):
-    def unended(directory, options, stopped, output=None):
-        out = directory / options[options.index("--out") + 1]
-        journals.write(out, [*journals.a_fit(summary=False)])
-        (journal,) = out.rglob("rank0.jsonl")
-        interim.write(journal, Entry(9.0, journals.a_summary(findings=(journals.FINDING,))))
-        return 0
-
-    status, told, _ = demo(unended)
-    assert status == 1
-    assert "The training left no summary in" in told
-
-
-def test_an_interrupt_ends_the_demo(demo, tmp_path):
-    def interrupted(*_, **__):
-        raise two_runs.StoppedError
-
-    status, told, _ = demo(interrupted)
-    assert status == 130
-    assert f"Interrupted. {tmp_path}" in told
-
-
-@pytest.mark.parametrize(
-    ("ranks", "said"), [("1", "With 1 CPU, loader workers"), ("2", "2 ranks share 1 CPU, so steps wait for a CPU")]
-)
-def test_a_machine_with_one_cpu_is_told_of_its_remedy(demo, monkeypatch, ranks, said):
-    monkeypatch.setattr("perf_callbacks.kernel.process.processes.allowed_cpus", lambda: 1)
-    assert said in demo(Runs(), "--ranks", ranks)[1]
-
-
-def test_the_report_opens_on_request(demo, monkeypatch, tmp_path):
-    opened = []
-    monkeypatch.setattr("webbrowser.open", opened.append)
-    assert demo(Runs(journals.FINDING), "--open")[0] == 0
-    assert opened == [(tmp_path / "report.html").as_uri()]
 
 
 def test_json_has_the_result_and_stdout_nothing_else(demo):
@@ -181,11 +134,6 @@ def test_json_has_the_result_and_stdout_nothing_else(demo):
     assert [one["steps"] for one in found["runs"]] == [20, 20]
     assert found["remedy"] == "DataLoader(num_workers=2)"
     assert "$ python train.py" in told
-
-
-def test_json_of_a_demo_without_a_run_has_no_figure(demo):
-    found = json.loads(demo(Runs(status=1), "--json")[1])
-    assert (found["gain"], found["remedy"], found["promised_share"], found["report"]) == (None,) * 4
 
 
 @pytest.mark.parametrize("words", [["--ranks", "0"], ["--ranks", "9"], ["--seconds", "10"], ["--seconds", "nan"]])

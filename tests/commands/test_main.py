@@ -6,8 +6,7 @@ import sys
 
 import pytest
 
-from perf_callbacks.commands import COMMANDS, main
-from perf_callbacks.commands.outcomes import ExitStatus
+from perf_callbacks.commands import COMMANDS, GONE, PIPE_CLOSED, main
 from perf_callbacks.version import __version__
 
 
@@ -38,18 +37,31 @@ def test_the_help_tells_of_each_command(capsys):
     assert listed == [[name, command.SUMMARY] for name, command in COMMANDS.items()]
 
 
-@pytest.mark.parametrize("command", COMMANDS)
-def test_each_command_has_a_help_that_says_what_it_does(capsys, command):
-    status, told, complaint = exits(capsys, command, "--help")
-    assert (status, complaint) == (0, "")
-    assert COMMANDS[command].SUMMARY in told
+def test_each_command_has_a_help_with_its_summary(capsys):
+    for name, command in COMMANDS.items():
+        status, printed, complaint = exits(capsys, name, "--help")
+        assert (status, complaint, command.SUMMARY in printed) == (0, "", True)
 
 
-@pytest.mark.parametrize("words", [(), ("nothing",), ("statu",), ("--vers",)])
-def test_what_is_no_command_is_refused(capsys, words):
+@pytest.mark.parametrize("words", [(), ("nothing",), ("statu",), ("--vers",), ("flops",), ("flops", "--seq", "many")])
+def test_a_line_without_a_command_is_refused(capsys, words):
     status, told, complaint = exits(capsys, *words)
     assert (status, told) == (2, "")
     assert complaint.startswith("usage: perf-callbacks ")
+
+
+def test_a_command_that_is_gone_says_its_successor(capsys):
+    for gone, instead in GONE.items():
+        assert main([*gone.split(), "x"]) == 2
+        assert capsys.readouterr() == ("", f"perf-callbacks {gone} is gone: {instead}.\n")
+
+
+@pytest.mark.parametrize("words", ["check", "status", "launch train.py", "run -m json.tool"])
+def test_a_setting_that_makes_no_sense_is_refused(monkeypatch, capsys, words):
+    monkeypatch.setenv("PERF_CALLBACKS_GC", "sinc")
+    name = words.partition(" ")[0]
+    sentence = f"perf-callbacks {name}: PERF_CALLBACKS_GC: got 'sinc', wanted one of sync, freeze, observe, off.\n"
+    assert exits(capsys, *words.split()) == (2, "", sentence)
 
 
 @pytest.mark.skipif(os.name == "nt", reason="pipes are other ones there")

@@ -16,23 +16,45 @@ from perf_callbacks.kernel.records.codec import Entry, encode
 from perf_callbacks.kernel.records.machine_records import Memory, OutOfMemory, Use
 from perf_callbacks.kernel.records.module_records import ModuleWork
 
-PRINTED = Path(__file__).with_name("printed")
 PARTS = Memory(
-    step=2,
-    device="cuda",
-    source="operations",
-    weights_gb=2.0,
-    gradients_gb=2.0,
-    optimizer_gb=4.0,
-    activations_gb=1.5,
-    temporary_gb=0.25,
-    context_gb=0.5,
-    peak_gb=10.0,
-)
+    step=2, device="cuda", source="operations", weights_gb=2.0, gradients_gb=2.0, optimizer_gb=4.0, activations_gb=1.5,
+    temporary_gb=0.25, context_gb=0.5, peak_gb=10.0,
+)  # fmt: skip
+BATCH = replace(PARTS, micro_batch=8, micro_batches=1, headroom_gb=6.0)
+GROWING = [Use(step=10 * place, resident_gb=3.0 + place / 18, anonymous_gb=2.0 + place / 36) for place in range(36)]
+FILES, UNKNOWN = [
+    [Use(step=place, resident_gb=3.0 + place / 36, anonymous_gb=anonymous) for place in range(36)]
+    for anonymous in (2.0, None)
+]
+HUGE = [Use(step=place, resident_gb=place * 3e306) for place in range(1, 50)]
+IMPOSSIBLE = Memory(step=2, device="cpu", weights_gb=-1.0, activations_gb=1e308, peak_gb=2.0)
+
+
+def count(layer):
+    """The counted step of a model with four layers of two modules."""
+    paths = {"layers.*.mlp": 1, "layers.*": None, "layers.*.attention": layer}
+    works = [ModuleWork(path=path, modules=4, activation_bytes=size) for path, size in paths.items()]
+    return replace(SHOWN, modules=tuple(works))
+
+
+EVEN = replace(SHOWN, modules=tuple([replace(work, activation_bytes=4 * 10**8) for work in count(1).modules]))
+FAILED = OutOfMemory(step=4, device="cuda", error="CUDA \x1b[2J", requested_gb=2.5)
+CASES = {
+    "a leak": ([[PARTS, *GROWING], [Memory(step=2, device="cpu", weights_gb=0.001), *GROWING[:2]]], ["", "--json"]),
+    "no leak": ([[Use(step=place, resident_gb=3.0, anonymous_gb=2.0) for place in range(40)]], [""]),
+    "pages of files": ([FILES], ["", "--json"]),
+    "pages unknown": ([UNKNOWN], ["", "--json"]),
+    "a measured step": ([[count(4 * 10**8), BATCH]], ["", "--limit-gb 15.5", "--limit-gb 7"]),
+    "layers to checkpoint": ([[EVEN, BATCH]], ["", "--batch 14", "--batch 14 --json"]),
+    "a failed allocation": ([[FAILED]], ["", "--json"]),
+    "control characters": ([[Memory(step=2, device="cpu\x1b[2J\x1b]0;x\x07", weights_gb=2.0)]], [""]),
+    "sizes of no run": ([[IMPOSSIBLE, *HUGE]], ["", "--json"]),
+}
+"""By name: the records of each rank, and the words of the command."""
 
 
 def journal(directory, records, *, rank=0, **run):
-    (directory / "perf_callbacks").mkdir(exist_ok=True)
+    (directory / "perf_callbacks").mkdir(parents=True, exist_ok=True)
     lines = [encode(Entry(10.0 * place, record)) for place, record in enumerate([a_run(rank=rank, **run), *records])]
     (directory / f"perf_callbacks/rank{rank}.jsonl").write_text("\n".join(lines) + "\n")
 
@@ -42,80 +64,25 @@ def told(capsys, *words):
     return capsys.readouterr().out
 
 
-def test_parts_and_a_leak_are_shown_for_each_rank(tmp_path, capsys):
-    growing = [Use(step=10 * place, resident_gb=3.0 + place / 18, anonymous_gb=2.0 + place / 36) for place in range(36)]
-    journal(tmp_path, [PARTS, *growing])
-    journal(tmp_path, [Memory(step=2, device="cpu", weights_gb=0.001), *growing[:2]], rank=1)
-    assert matches(PRINTED / "memory.txt", told(capsys, tmp_path))
-
-
-def test_a_clean_run_has_no_leak(tmp_path, capsys):
-    journal(tmp_path, [Use(step=place, resident_gb=3.0, anonymous_gb=2.0) for place in range(40)])
-    assert matches(PRINTED / "memory-clean.txt", told(capsys, tmp_path))
-
-
-@pytest.mark.parametrize(("anonymous", "leak"), [(2.0, False), (None, None)])
-def test_pages_of_files_are_no_leak(tmp_path, capsys, anonymous, leak):
-    uses = [Use(step=place, resident_gb=3.0 + place / 36, anonymous_gb=anonymous) for place in range(36)]
-    journal(tmp_path, uses)
-    found = json.loads(told(capsys, tmp_path, "--json"))[0]
-    assert found["leak"] is leak
-    assert found["resident_gb_per_hour"] == pytest.approx(10.0)
-    assert ("leaks unknown" in told(capsys, tmp_path)) is (leak is None)
-
-
-def test_json(tmp_path, capsys):
-    journal(tmp_path, [PARTS])
-    assert matches(PRINTED / "memory.json", told(capsys, tmp_path, "--json"))
+def test_texts_are_as_their_snapshot(tmp_path, capsys):
+    """`WRITE_SNAPSHOTS=1` writes it anew."""
+    shown = ""
+    for name, (ranks, lines) in CASES.items():
+        for rank, records in enumerate(ranks):
+            journal(tmp_path / name, records, rank=rank)
+        for words in lines:
+            shown += f"=== {name} {words}\n{told(capsys, tmp_path / name, *words.split())}\n"
+    assert matches(Path(__file__).with_name("printed") / "memory.txt", shown)
 
 
 @pytest.mark.parametrize("contents", [None, "", "no\n"])
-def test_without_a_journal_there_is_one_sentence(tmp_path, capsys, contents):
+def test_without_a_journal_there_is_a_sentence(tmp_path, capsys, contents):
     if contents is not None:
         (tmp_path / "rank0.jsonl").write_text(contents)
     assert main(["memory", str(tmp_path)]) == 2
     error = capsys.readouterr().err
     assert error.startswith("perf-callbacks memory: ")
     assert error.count("\n") == 1
-
-
-COUNT = replace(
-    SHOWN,
-    modules=(
-        ModuleWork(path="layers.*.mlp", modules=4, activation_bytes=1),
-        ModuleWork(path="layers.*", modules=4),
-        ModuleWork(path="layers.*.attention", modules=4, activation_bytes=4 * 10**8),
-    ),
-)
-BATCH = replace(PARTS, micro_batch=8, micro_batches=1, headroom_gb=6.0)
-
-
-def test_a_measured_step_says_what_would_fit(tmp_path, capsys):
-    journal(tmp_path, [COUNT, BATCH])
-    assert "  micro-batch 12 would fit (measured with 8)\n" in told(capsys, tmp_path)
-    assert "micro-batch 18 would fit" in told(capsys, tmp_path, "--limit-gb", 15.5)
-
-
-def test_below_the_memory_of_gradients_nothing_fits(tmp_path, capsys):
-    journal(tmp_path, [COUNT, BATCH])
-    text = told(capsys, tmp_path, "--limit-gb", 7)
-    assert "  no micro-batch would fit for sure (measured with 8)\n" in text
-    assert "checkpointing" not in text
-
-
-def test_layers_to_checkpoint_for_a_larger_micro_batch(tmp_path, capsys):
-    modules = [replace(line, activation_bytes=400 * 10**6) for line in COUNT.modules]
-    journal(tmp_path, [replace(COUNT, modules=tuple(modules)), BATCH])
-    found = json.loads(told(capsys, tmp_path, "--json", "--batch", 14))[0]
-    assert (found["wanted_micro_batch"], found["layers"], found["layers_to_checkpoint"]) == (14, 4, 3)
-    assert "for micro-batch 14, checkpointing 3 of 4 layers is enough" in told(capsys, tmp_path, "--batch", 14)
-    assert "checkpointing" not in told(capsys, tmp_path)  # for twice the batch, even all layers aren't enough
-
-
-def test_a_failed_allocation_is_shown(tmp_path, capsys):
-    journal(tmp_path, [OutOfMemory(step=4, device="cuda", error="CUDA \x1b[2J", requested_gb=2.5)])
-    assert "rank 0: out of memory on cuda after 4 steps: CUDA ?[2J\n" in told(capsys, tmp_path)
-    assert json.loads(told(capsys, tmp_path, "--json"))[0]["out_of_memory"]["requested_gb"] == 2.5
 
 
 CONFIG = {"model_type": "llama", **SMALL}
@@ -132,7 +99,7 @@ def estimate(capsys, config, *words):
 
 
 @pytest.mark.slow
-def test_an_estimate_says_what_fits(config, capsys):
+def test_an_estimate_says_which_batch_fits(config, capsys):
     one, two = [estimate(capsys, config, "--batch", size)["gb"]["peak"] for size in (1, 2)]
     limit = one + 10.5 * (two - one)
     found = estimate(capsys, config, "--batch", 3, "--limit-gb", limit, "--accumulate", 2, "--ranks", 2)
@@ -172,15 +139,10 @@ def test_an_estimate_needs_possible_numbers(config, capsys, words, error):
 
 
 @pytest.mark.parametrize("content", ["no", "[]", '{"model_type": "t5"}', '{"model_type": "llama", "hidden_size": "x"}'])
-def test_an_impossible_config_is_one_sentence(config, capsys, content):
+def test_an_impossible_config_costs_a_sentence(config, capsys, content):
     config.write_text(content)
     assert main(["memory", str(config), "--seq", "8"]) == 2
     assert capsys.readouterr().err.count("\n") == 1
-
-
-def test_a_directory_that_is_not_there_is_named(tmp_path, capsys):
-    assert main(["memory", str(tmp_path / "gone")]) == 2
-    assert "gone" in capsys.readouterr().err
 
 
 def test_ranks_of_another_fit_are_left_out_and_missing_ones_named(tmp_path, capsys):
@@ -190,19 +152,6 @@ def test_ranks_of_another_fit_are_left_out_and_missing_ones_named(tmp_path, caps
     printed = capsys.readouterr()
     assert [line for line in printed.out.splitlines() if line.startswith("rank")] == ["rank 0, step 2, on cuda"]
     assert printed.err == f"{tmp_path}: ranks without a journal are left out: 1, 2\n"
-
-
-def test_control_characters_of_a_journal_are_not_printed(tmp_path, capsys):
-    journal(tmp_path, [Memory(step=2, device="cpu\x1b[2J\x1b]0;x\x07", weights_gb=2.0)])
-    assert told(capsys, tmp_path).startswith("rank 0, step 2, on cpu?[2J?]0;x?\n")
-
-
-def test_sizes_that_no_run_can_have_are_left_out(tmp_path, capsys):
-    uses = [Use(step=place, resident_gb=place * 3e306) for place in range(1, 50)]
-    journal(tmp_path, [Memory(step=2, device="cpu", weights_gb=-1.0, activations_gb=1e308, peak_gb=2.0), *uses])
-    found = json.loads(told(capsys, tmp_path, "--json"))[0]
-    assert (found["gb"], found["resident_gb"], found["leak"]) == ({"peak": 2.0}, None, None)
-    assert "host memory" not in told(capsys, tmp_path)
 
 
 @pytest.mark.parametrize("words", [[], ["--json"]])

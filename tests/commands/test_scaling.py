@@ -1,10 +1,15 @@
-"""`perf-callbacks scaling` on journals that the test has written. Times in halves, quarters and so on are exact."""
+"""`perf-callbacks scaling` on journals that the test has written. `printed/scaling.txt` has its texts.
+
+`WRITE_SNAPSHOTS=1 python -m pytest tests/commands/test_scaling.py` writes the file anew. Halves and quarters are exact.
+"""
 
 import json
+from pathlib import Path
 
 import pytest
 from fakes import a_run
 from journals import a_summary
+from snapshots import matches
 
 from perf_callbacks.commands import main
 from perf_callbacks.kernel.records.codec import Entry, encode
@@ -39,14 +44,9 @@ def job(directory, *ranks, samples=8, tokens=None, length=STEPS, load=None, **ru
     return directory
 
 
-def scaling(capsys, *words, status=0):
-    assert main(["scaling", *map(str, words)]) == status
-    printed = capsys.readouterr()
-    return printed.out if status == 0 else printed.err
-
-
 def as_json(capsys, *words):
-    found = json.loads(scaling(capsys, *words, "--json"))
+    assert main(["scaling", *map(str, words), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
     return found, {point["devices"]: point for point in found["points"]}
 
 
@@ -71,35 +71,6 @@ def test_jobs_of_1_2_and_4_ranks_equal_hand_computation(tmp_path, capsys):
     assert points[4]["growth"][1]["seconds"] == pytest.approx(0.125)
 
 
-def test_a_run_against_itself_has_an_efficiency_of_1(tmp_path, capsys):
-    one = job(tmp_path / "1", {"data_time": tuple(0.01 * (place % 7 + 1) for place in range(STEPS))})
-    _, points = as_json(capsys, one, "--baseline", one)
-    low, high = points[1]["interval"]
-    assert points[1]["efficiency"] == 1.0
-    assert low < 1.0 < high
-    assert points[1]["grows_most"] is None
-
-
-def test_text(tmp_path, capsys):
-    one = job(tmp_path / "1", {})
-    two = job(tmp_path / "2", *[{"backward_time": 1.5}] * 2)
-    assert scaling(capsys, one, two).splitlines() == [
-        "Not good: 2 devices do the work of 1 in the baseline (1 device). The efficiency",
-        "  is 0.500; 0.8 or more is good.",
-        "Backward grows most: with 2 devices, a step spends 1.00 s more on it (1.00 s to",
-        "  1.00 s), 100.0% of the lost time. In the backward, ranks also wait for each",
-        "  other and sum up gradients.",
-        "One run per number of devices: the intervals cover what varies within the runs,",
-        "  not what differs between runs. For that, give several runs of each.",
-        "  devices  runs  samples/s  per device  efficiency, 95 %     grows most",
-        "        1     1       8.00        8.00  1.000                —",
-        "        2     1       8.00        4.00  0.500 (0.500-0.500)  backward 100%",
-        "efficiency",
-        "  1  ################################|########  1.000",
-        "  2  ####################............|........  0.500",
-    ]
-
-
 @pytest.mark.parametrize(
     "part",
     ["data_time", "forward_time", "backward_time", "optimizer_time", "communication_time", "gc_time", "other_time"],
@@ -122,108 +93,55 @@ def test_the_part_that_grows_is_named(tmp_path, capsys, part, slow):
         assert found["slowest_rank"] == {"rank": 2, "share_of_steps": 1.0}
 
 
-def test_a_slow_rank_is_named(tmp_path, capsys):
-    waits = {"backward_time": 1.5}
-    four = job(tmp_path / "4", waits, {"data_time": 1.0625}, waits, waits)
-    told = " ".join(scaling(capsys, job(tmp_path / "1", {}), four).split())
-    assert told.startswith("Not good: 4 devices do the work of 2 in the baseline (1 device).")
-    assert "Waiting for data grows most: with 4 devices, a step spends 1.00 s more on it" in told
-    assert "takes 750 ms longer than on the mean rank. Rank 1 is the slowest in 100.0% of the steps." in told
-
-
-def test_with_a_smaller_batch_per_device_work_per_second_is_compared(tmp_path, capsys):
-    half = {name: seconds / 2 for name, seconds in USUAL.items()}
-    two = job(tmp_path / "2", *[half | {"optimizer_time": 0.125}] * 2, samples=4)
-    found, points = as_json(capsys, job(tmp_path / "1", {}), two)
-    assert found["scaling"] == "strong"
-    assert points[2]["efficiency"] == pytest.approx(1 / 1.125)
-    assert [(one["part"], one["seconds"]) for one in points[2]["growth"][:1]] == [
-        ("optimizer_time", pytest.approx(0.125))
-    ]
-    told = " ".join(scaling(capsys, tmp_path / "1", two).split())
-    assert "The batch per device differs (strong scaling): 8 on 1 device, 4 on 2 devices, in samples per step." in told
-
-
-def test_a_batch_that_differs_between_runs_of_a_count_is_told(tmp_path, capsys):
-    twos = [job(tmp_path / f"2-{samples}", {}, {}, samples=samples) for samples in (4, 12)]
-    assert as_json(capsys, job(tmp_path / "1", {}), *twos)[0]["scaling"] == "strong"
-    told = " ".join(scaling(capsys, tmp_path / "1", *twos).split())
-    assert "(strong scaling): 8 on 1 device, 4 to 12 on 2 devices, in samples per step." in told
-
-
-def test_several_runs_of_a_count_are_one_point(tmp_path, capsys):
-    ones = [job(tmp_path / f"1-{place}", {"data_time": 0.0625 * place}) for place in range(3)]
-    twos = [job(tmp_path / f"2-{place}", *[{"data_time": 0.0625 * place + 0.25}] * 2) for place in range(3)]
-    points = as_json(capsys, *ones, *twos)[1]
-    assert [points[count]["runs"] for count in (1, 2)] == [3, 3]
-    low, high = points[2]["interval"]
-    assert low < points[2]["efficiency"] < high
-    assert points[2]["grows_most"] == "data_time"
-    assert "One run per number" not in scaling(capsys, *ones, *twos)
-
-
-def test_ranks_that_share_samples_count_once(tmp_path, capsys):
-    shared = job(tmp_path / "2", {}, {}, data_parallel=1)
-    assert as_json(capsys, job(tmp_path / "1", {}), shared)[1][2]["efficiency"] == pytest.approx(0.5)
-    unknown = job(tmp_path / "u", {}, {}, data_parallel=None)
-    assert "the samples and tokens of a run, or the ranks that share them, are unknown" in scaling(
-        capsys, tmp_path / "1", unknown, status=2
-    )
-
-
-def test_tokens_count_where_samples_are_unknown(tmp_path, capsys):
-    one, two = job(tmp_path / "1", {}, samples=None, tokens=64), job(tmp_path / "2", {}, {}, samples=None, tokens=64)
-    found, points = as_json(capsys, one, two)
-    assert (found["unit"], points[2]["per_second"], points[2]["efficiency"]) == ("tokens", 128.0, 1.0)
-
-
-@pytest.mark.parametrize(
-    ("changes", "told"),
-    [
-        ({"parameters": 10}, "Not decided: the runs are not alike: parameters 9 -> 10."),
-        ({"device": "NVIDIA H200"}, "Not decided: the runs are not alike: device cpu -> NVIDIA H200."),
-        ({"timeline": "device"}, "Not decided: the runs are not alike: timeline host -> device."),
-        ({"tokens": 128}, "Not decided: the runs are not alike: tokens per sample 8 -> 16."),
-        ({"length": 8}, "Not decided: one of the runs has fewer than ten measured steps."),
-        ({"samples": None}, "Not decided: the samples and tokens of a run, or the ranks that share them, are unknown."),
+HALF = {name: seconds / 2 for name, seconds in USUAL.items()}
+QUIET, BUSY = [CpuSummary(cpus=2, other_cpus=others, load_average=1.0) for others in (0.02, 1.5)]
+CALM, STARVED = [CpuSummary(cpus=2, no_cpu_share=share, other_cpus=0.0, load_average=1.0) for share in (0.0, 0.5)]
+SLOW, WAITS = {"data_time": 4.0}, {"backward_time": 1.5}
+ONE = ([{}], {})
+CASES = {
+    "half as efficient": [ONE, ([WAITS] * 2, {})],
+    "a slow rank": [ONE, ([WAITS, {"data_time": 1.0625}, WAITS, WAITS], {})],
+    "a smaller batch per device": [ONE, ([HALF | {"optimizer_time": 0.125}] * 2, {"samples": 4})],
+    "batches that differ": [ONE, *[([{}] * 2, {"samples": samples}) for samples in (4, 12)]],
+    "several runs": [
+        *[([{"data_time": 0.0625 * place}], {}) for place in range(3)],
+        *[([{"data_time": 0.0625 * place + 0.25}] * 2, {}) for place in range(3)],
     ],
-)
-def test_runs_that_are_not_alike_are_refused(tmp_path, capsys, changes, told):
-    one = job(tmp_path / "1", {}, tokens=64 if "samples" not in changes else None)
-    two = job(tmp_path / "2", {}, {}, **({"tokens": 64} if "samples" not in changes else {}) | changes)
-    assert told in scaling(capsys, one, two, status=2)
+    "ranks that share samples": [ONE, ([{}] * 2, {"data_parallel": 1})],
+    "ranks that share unknown samples": [ONE, ([{}] * 2, {"data_parallel": None})],
+    "tokens": [([{}], {"samples": None, "tokens": 64}), ([{}] * 2, {"samples": None, "tokens": 64})],
+    "one number of devices": [ONE],
+    "another model": [ONE, ([{}] * 2, {"parameters": 10})],
+    "another device": [ONE, ([{}] * 2, {"device": "NVIDIA H200"})],
+    "another clock": [ONE, ([{}] * 2, {"timeline": "device"})],
+    "longer samples": [([{}], {"tokens": 64}), ([{}] * 2, {"tokens": 128})],
+    "few steps": [ONE, ([{}] * 2, {"length": 8})],
+    "unknown samples": [ONE, ([{}] * 2, {"samples": None})],
+    "unknown stages": [ONE, ([{"data_time": 0.5}] * 2, {"unstaged": "no clock"})],
+    "a disturbed run": [
+        *[([{}] * ranks, {"load": QUIET}) for ranks in (1, 1, 2, 2)], ([SLOW] * 2, {"load": BUSY}),
+    ],
+    "ranks that take the CPUs from each other": [
+        *[([{}] * ranks, {"load": CALM}) for ranks in (1, 1, 2)], ([SLOW] * 2, {"load": STARVED}),
+    ],
+}  # fmt: skip
+"""By name: jobs, each with the changes of its ranks and of all."""
 
 
-def test_one_number_of_devices_is_no_curve(tmp_path, capsys):
-    one = job(tmp_path / "1", {})
-    assert "all runs have the same number of devices" in scaling(capsys, one, status=2)
+def test_texts_are_as_their_snapshot(tmp_path, capsys):
+    shown = ""
+    for name, jobs in CASES.items():
+        words = [job(tmp_path / name / str(place), *ranks, **known) for place, (ranks, known) in enumerate(jobs)]
+        status = main(["scaling", *map(str, words)])
+        printed = capsys.readouterr()
+        shown += f"=== {name}, exit status {status}\n{printed.out}{printed.err}\n"
+    assert matches(Path(__file__).with_name("printed") / "scaling.txt", shown)
 
 
-def test_without_stages_no_part_is_named(tmp_path, capsys):
-    two = job(tmp_path / "2", *[{"data_time": 0.5}] * 2, unstaged="no clock")
-    assert "the stages of a run were not timed" in " ".join(scaling(capsys, job(tmp_path / "1", {}), two).split())
-
-
-def test_disturbed_runs_are_left_out_and_the_load_is_shown(tmp_path, capsys):
-    quiet, busy = [CpuSummary(cpus=2, other_cpus=others, load_average=1.0) for others in (0.02, 1.5)]
-    ones = [job(tmp_path / f"1-{place}", {}, load=quiet) for place in range(2)]
-    twos = [job(tmp_path / f"2-{place}", {}, {}, load=quiet) for place in range(2)]
-    slow = job(tmp_path / "slow", *[{"data_time": 4.0}] * 2, load=busy)
-    points = as_json(capsys, *ones, *twos, slow)[1]
-    assert (points[2]["efficiency"], points[2]["left_out"]) == (1.0, 1)
-    told = " ".join(scaling(capsys, *ones, *twos, slow).split())
-    assert "1 runs were left out" not in told
-    assert "One run was left out, because the machine was busy." in told
-    assert "2 devices: other programs used 0.0 to 1.5 of 2 CPUs" in told
-
-
-def test_ranks_that_take_the_cpus_from_each_other_belong_to_the_scaling(tmp_path, capsys):
-    waits = [CpuSummary(cpus=2, no_cpu_share=share, other_cpus=0.0, load_average=1.0) for share in (0.0, 0.5)]
-    ones = [job(tmp_path / f"1-{place}", {}, load=waits[0]) for place in range(2)]
-    twos = [
-        job(tmp_path / "2-0", {}, {}, load=waits[0]),
-        job(tmp_path / "2-1", *[{"data_time": 4.0}] * 2, load=waits[1]),
-    ]
-    point = as_json(capsys, *ones, *twos)[1][2]
-    assert point["left_out"] == 0
-    assert point["efficiency"] < 0.9
+def test_a_run_against_itself_has_an_efficiency_of_1(tmp_path, capsys):
+    one = job(tmp_path / "1", {"data_time": tuple(0.01 * (place % 7 + 1) for place in range(STEPS))})
+    _, points = as_json(capsys, one, "--baseline", one)
+    low, high = points[1]["interval"]
+    assert points[1]["efficiency"] == 1.0
+    assert low < 1.0 < high
+    assert points[1]["grows_most"] is None

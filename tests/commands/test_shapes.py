@@ -1,81 +1,39 @@
-"""The sizes of a model, before it is trained."""
+"""The sizes of a model, before it is trained. `printed/shapes.txt` has the texts."""
 
 import json
+from pathlib import Path
 
 import pytest
+from snapshots import matches
 
 from perf_callbacks.commands import main
 
 LLAMA = {
-    "model_type": "llama",
-    "num_hidden_layers": 1,
-    "hidden_size": 4096,
-    "num_attention_heads": 32,
-    "intermediate_size": 10922,
-    "vocab_size": 32000,
-}
+    "model_type": "llama", "num_hidden_layers": 1, "hidden_size": 4096, "num_attention_heads": 32,
+    "intermediate_size": 10922, "vocab_size": 32000,
+}  # fmt: skip
 GPT2 = {"model_type": "gpt2", "n_layer": 12, "n_embd": 768, "n_head": 12, "vocab_size": 50257}
+SMALL = LLAMA | {"hidden_size": 256, "num_attention_heads": 2, "intermediate_size": 256}
+CASES = {
+    "the width of a gated MLP": (LLAMA, ""),
+    "the vocabulary and the tokens": (GPT2, "--tokens 8190"),
+    "sizes that are right": (LLAMA | {"intermediate_size": 11008}, "--tokens 8192 --multiprocessors 132"),
+    "a last wave that is nearly empty": (SMALL, "--tokens 13952 --multiprocessors 108"),
+    "no tokens": (LLAMA, "--tokens 0"),
+    "multiprocessors alone": (LLAMA, "--multiprocessors 108"),
+}
+"""By name: the configuration, and the words of the command."""
 
 
-@pytest.fixture
-def shapes(tmp_path, capsys):
-    """The exit status and what was printed."""
-
-    def run(config, *words):
-        path = tmp_path / "config.json"
+def test_texts_are_as_their_snapshot(tmp_path, capsys):
+    """`WRITE_SNAPSHOTS=1` writes it anew."""
+    path, shown = tmp_path / "config.json", ""
+    for name, (config, words) in CASES.items():
         path.write_text(json.dumps(config))
-        status = main(["shapes", str(path), *words])
+        status = main(["shapes", str(path), *words.split()])
         printed = capsys.readouterr()
-        return status, printed.out or printed.err
-
-    return run
-
-
-def test_the_width_of_a_gated_mlp(shapes):
-    expected = """\
-              size  take    weights with it
-width        4,096  as is
-MLP         10,922  10,944  134,209,536 -> 134,479,872
-vocabulary  32,000  as is
-head           128  as is
-"""
-    assert shapes(LLAMA) == (1, expected)
-
-
-def test_the_vocabulary_and_the_tokens(shapes):
-    status, printed = shapes(GPT2, "--tokens", "8190")
-    assert status == 1
-    assert "vocabulary  50,257  50,304  38,597,376 -> 38,633,472" in printed
-    assert "tokens       8,190  8,192" in printed
-
-
-def test_no_complaint_about_a_model_that_is_right(shapes):
-    status, printed = shapes(LLAMA | {"intermediate_size": 11008}, "--tokens", "8192", "--multiprocessors", "132")
-    assert (status, printed.count("as is")) == (0, 5)
-    assert "waves" not in printed
-
-
-def test_a_last_wave_that_is_nearly_empty(shapes):
-    small = LLAMA | {"hidden_size": 256, "num_attention_heads": 2, "intermediate_size": 256}
-    status, printed = shapes(small, "--tokens", "13952", "--multiprocessors", "108")
-    assert status == 1
-    expected = """
-13,952 tokens are 109 tiles in a product, for 108 multiprocessors:
-  2 waves, 50.5% busy; 13,824 tokens take one wave less
-"""
-    assert expected in printed
-
-
-@pytest.mark.parametrize(
-    ("words", "complaint"),
-    [
-        (["--tokens", "0"], "--tokens: got 0, wanted a whole number from 1 to 1e+18."),
-        (["--multiprocessors", "108"], "--tokens: is missing, wanted the tokens that the multiprocessors work on."),
-    ],
-)
-def test_arguments_that_make_no_sense(shapes, words, complaint):
-    status, printed = shapes(LLAMA, *words)
-    assert (status, printed) == (2, f"perf-callbacks shapes: {complaint}\n")
+        shown += f"=== {name}, exit status {status}\n{printed.out}{printed.err}\n"
+    assert matches(Path(__file__).with_name("printed") / "shapes.txt", shown)
 
 
 @pytest.mark.parametrize("content", ["[]", "{", None])

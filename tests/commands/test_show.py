@@ -32,18 +32,6 @@ def told(capsys, *words):
     return capsys.readouterr()
 
 
-def test_a_card_begins_with_state_and_title(tmp_path, capsys):
-    a_recorded(tmp_path, parameters=12_300_000, job_id="4711")
-    lines = told(capsys, tmp_path).out.splitlines()
-    assert lines[:3] == [
-        "ended 5.00 s ago, after step 20 and 14.0 s.",
-        "  train.py · Llama · on node7",
-        "  12.3 M parameters · cpu · 1 process · job 4711",
-    ]
-    assert lines[lines.index("") + 1].startswith("perf_callbacks: Waiting for data took 25% of the run;")
-    assert "  checklist: gc applied" in lines
-
-
 @pytest.mark.parametrize("given", ["", "perf_callbacks", "perf_callbacks/rank0.jsonl"])
 def test_the_directory_the_folder_or_the_journal_may_be_given(tmp_path, capsys, given):
     a_recorded(tmp_path)
@@ -71,12 +59,6 @@ def test_ranks_of_several_hosts_are_shown_together(tmp_path, capsys):
     assert (printed.err, printed.out.count("4 ranks")) == ("", 1)
     assert "Note: ranks without a journal: 0, 1." in told(capsys, tmp_path / "host1").out
     assert "Note: ranks without a journal: 0, 1, 2." in told(capsys, tmp_path / "host1/perf_callbacks/rank3.jsonl").out
-
-
-def test_a_run_in_the_directory_goes_before_runs_below(tmp_path, capsys):
-    a_recorded(tmp_path, age=900.0, run_id="here")
-    a_recorded(tmp_path / "below", run_id="below")
-    assert "run here" in " ".join(told(capsys, tmp_path).out.split())
 
 
 def test_json_has_the_state_the_run_and_the_summary_with_findings(tmp_path, capsys):
@@ -277,7 +259,7 @@ def test_no_control_character_of_a_record_is_printed(tmp_path, capsys, ended):
 
 @pytest.mark.parametrize("words", [[], ["--all"], ["--json"]])
 @pytest.mark.parametrize("content", [None, "", "rubbish\n"])
-def test_without_a_run_there_is_one_sentence(tmp_path, capsys, content, words):
+def test_without_a_run_there_is_a_sentence(tmp_path, capsys, content, words):
     if content is not None:
         (tmp_path / "rank0.jsonl").write_text(content)
     assert main(["show", str(tmp_path), *words]) == 2
@@ -286,15 +268,6 @@ def test_without_a_run_there_is_one_sentence(tmp_path, capsys, content, words):
     assert printed.err.splitlines()[-1].startswith("perf-callbacks show: ")
     assert main(["show", str(tmp_path / "gone"), *words]) == 2
     assert "gone" in capsys.readouterr().err
-
-
-def test_an_unreadable_rank_is_named_and_the_others_are_shown(tmp_path, capsys):
-    a_recorded(tmp_path, ranks=2)
-    (tmp_path / "perf_callbacks/rank1.jsonl").write_text("rubbish\n")
-    printed = told(capsys, tmp_path)
-    assert printed.out.startswith("ended ")
-    assert "Note: ranks without a journal: 1." in printed.out
-    assert printed.err.endswith("rank1.jsonl: no `run` record can be read\n")
 
 
 @pytest.mark.parametrize("seed", range(25))
@@ -320,3 +293,30 @@ def test_no_number_in_a_record_ends_a_command(tmp_path, capsys, seed):
         capsys.readouterr()
         if main([command, str(tmp_path), "--json"]) == 0:
             json.loads(capsys.readouterr().out, parse_constant=pytest.fail)
+
+
+def test_a_card_begins_with_state_and_title(tmp_path, capsys):
+    a_recorded(tmp_path, parameters=12_300_000, job_id="4711")
+    lines = told(capsys, tmp_path).out.splitlines()
+    assert lines[:3] == [
+        "ended 5.00 s ago, after step 20 and 14.0 s.",
+        "  train.py · Llama · on node7",
+        "  12.3 M parameters · cpu · 1 process · job 4711",
+    ]
+    assert lines[lines.index("") + 1].startswith("perf_callbacks: Waiting for data took 25% of the run;")
+    assert "  checklist: gc applied" in lines
+
+
+def test_a_run_in_the_directory_goes_before_runs_below(tmp_path, capsys):
+    a_recorded(tmp_path, age=900.0, run_id="here")
+    a_recorded(tmp_path / "below", run_id="below")
+    assert "run here" in " ".join(told(capsys, tmp_path).out.split())
+
+
+def test_an_unreadable_rank_is_named_and_the_others_are_shown(tmp_path, capsys):
+    a_recorded(tmp_path, ranks=2)
+    (tmp_path / "perf_callbacks/rank1.jsonl").write_text("rubbish\n")
+    printed = told(capsys, tmp_path)
+    assert printed.out.startswith("ended ")
+    assert "Note: ranks without a journal: 1." in printed.out
+    assert printed.err.endswith("rank1.jsonl: no `run` record can be read\n")

@@ -14,7 +14,7 @@ from journals import a_summary
 from recorded import NO_PROCESS, NOW, a_recorded, stand_still
 
 import perf_callbacks
-from perf_callbacks.commands import main, watch
+from perf_callbacks.commands import main
 from perf_callbacks.commands.watch import keep, live
 from perf_callbacks.commands.watched_run import WatchedRun
 from perf_callbacks.kernel.records.followed_journal import FollowedJournals
@@ -62,7 +62,7 @@ def shown(top, *after, **options):
 
 
 @pytest.mark.usefixtures("still")
-def test_one_frame_is_printed_into_a_pipe(tmp_path, capsys):
+def test_a_single_frame_is_printed_into_a_pipe(tmp_path, capsys):
     a_recorded(tmp_path, ended=False, so_far=a_summary())
     assert main(["watch", str(tmp_path), "--once"]) == 0
     printed = capsys.readouterr()
@@ -75,7 +75,7 @@ def test_one_frame_is_printed_into_a_pipe(tmp_path, capsys):
 
 @pytest.mark.usefixtures("still")
 @pytest.mark.parametrize("words", [["--once"], ["--once", "--run", "b"], []])
-def test_without_a_run_one_frame_is_an_error(tmp_path, capsys, words):
+def test_without_a_run_a_single_frame_is_an_error(tmp_path, capsys, words):
     if "--run" in words:
         a_recorded(tmp_path)
     assert main(["watch", str(tmp_path), *words]) == 2
@@ -200,27 +200,22 @@ def test_a_process_that_goes_is_said_before_it_counts_as_silent(tmp_path, monkey
     )
 
 
-def test_searches_take_a_hundredth_of_the_time(tmp_path):
-    a_recorded(tmp_path)
-    reader = RunReader(FollowedJournals().read)
-    times, searched = iter([0.0, 5.0, 499.0, 506.0, 507.0]), []
+@pytest.mark.parametrize(
+    ("there", "times", "numbers"),
+    [
+        (True, [0.0, 5.0, 499.0, 506.0, 507.0], [1, 1, 2]),  # a hundredth of the time: the next one is due after 500 s
+        (False, [0.0, 5.0, 5.5, 54.0, 56.0, 56.1], [1, 1, 1, 2]),  # without a run a tenth
+    ],
+)
+def test_searches_take_a_small_part_of_the_time(tmp_path, there, times, numbers):
+    if there:
+        a_recorded(tmp_path)
+    reader, clock, searched = RunReader(FollowedJournals().read), iter(times), []
     nearest = reader.nearest
     reader.nearest = lambda top: searched.append(top) or nearest(top)
-    run = WatchedRun(tmp_path, reader, clock=lambda: next(times))
-    for number in (1, 1, 2):  # five seconds for a search: the next one is due 500 seconds later
-        assert run.look() is not None
-        assert len(searched) == number
-
-
-def test_searches_without_a_run_take_a_tenth_of_the_time(tmp_path):
-    reader = RunReader(FollowedJournals().read)
-    times, searched = iter([0.0, 5.0, 5.5, 54.0, 56.0, 56.1]), []
-    nearest = reader.nearest
-    reader.nearest = lambda top: searched.append(top) or nearest(top)
-    run = WatchedRun(tmp_path, reader, clock=lambda: next(times))
-    for number in (1, 1, 1, 2):
-        assert run.look() is None
-        assert len(searched) == number
+    run = WatchedRun(tmp_path, reader, clock=lambda: next(clock))
+    for number in numbers:
+        assert ((run.look() is not None), len(searched)) == (there, number)
 
 
 @pytest.mark.usefixtures("still")
@@ -340,36 +335,19 @@ def test_a_frame_follows_the_size_of_the_terminal(tmp_path, terminal):
     assert process.wait() == 0
 
 
-@pytest.mark.parametrize("environ", [{"TERM": "dumb"}, {"TERM": "dumb", "LANG": "C", "PYTHONIOENCODING": "ascii"}])
-def test_a_dumb_terminal_gets_one_frame_without_control_sequences(tmp_path, terminal, environ):
+@pytest.mark.parametrize(
+    "environ",
+    [{"TERM": "dumb"}, {"TERM": "dumb", "LANG": "C", "PYTHONIOENCODING": "ascii"}, {"JPY_PARENT_PID": "1"}],
+    ids=["dumb", "ascii", "notebook"],
+)
+def test_a_terminal_that_moves_no_cursor_gets_a_single_frame(tmp_path, terminal, environ):
     ours, theirs = terminal
     a_recorded(tmp_path)
     process = begin(tmp_path, theirs, **environ)
     seen = until(ours, b"backward")
     assert process.wait() == 0
-    assert b"\x1b" not in seen
+    assert (b"\x1b[H" if "JPY_PARENT_PID" in environ else b"\x1b") not in seen
     assert b"ended" in seen
-
-
-def test_a_cell_of_a_notebook_gets_one_frame(tmp_path, terminal):
-    ours, theirs = terminal
-    a_recorded(tmp_path)
-    process = begin(tmp_path, theirs, JPY_PARENT_PID="1")
-    seen = until(ours, b"backward")
-    assert process.wait() == 0
-    assert b"\x1b[H" not in seen  # the cursor stays where it is
-
-
-def test_only_the_screen_brings_rich(tmp_path):
-    a_recorded(tmp_path)
-    script = (
-        "import sys; from perf_callbacks.commands import main; main(sys.argv[1:]); assert 'rich' not in sys.modules"
-    )
-    command = [sys.executable, "-c", script, "watch", str(tmp_path), "--once"]
-    done = subprocess.run(
-        command, env={**os.environ, "PYTHONPATH": str(SOURCE)}, capture_output=True, text=True, check=False
-    )
-    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_a_hang_of_a_single_process_shows_line_and_stack(tmp_path, monkeypatch, capsys):
@@ -380,12 +358,3 @@ def test_a_hang_of_a_single_process_shows_line_and_stack(tmp_path, monkeypatch, 
     lines = capsys.readouterr().out.splitlines()
     assert "The training is in data: loader.py:41 `next`" in " ".join(" ".join(lines[:3]).split())
     assert lines[lines.index("  stack of data, innermost line last:") + 1] == "    loader.py:41 next"
-
-
-def test_the_command_shows_the_newest_of_several_runs_without_a_line_about_others(tmp_path, monkeypatch, capsys):
-    stand_still(monkeypatch)
-    for age in (5.0, 90.0):
-        a_recorded(tmp_path / f"{age:.0f}", age=age, run_id=f"id{age:.0f}")
-    assert watch.keys(1) == "q quit"
-    assert main(["watch", str(tmp_path), "--once"]) == 0
-    assert capsys.readouterr().out.startswith("ended 5.00 s ago")

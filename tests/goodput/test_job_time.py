@@ -1,11 +1,11 @@
 """The time of a job over its attempts: which kind each second is, and which steps survive."""
 
-import random
-from math import isclose
+from dataclasses import replace
 
 import pytest
 from attempt_histories import a_journal, attempts_of
 from fakes import a_run
+from rows import each_row
 
 from perf_callbacks.goodput import job_time
 from perf_callbacks.goodput.attempt_order import survivors
@@ -40,6 +40,95 @@ def of(*journals):
 def known(job):
     """Seconds by kind, without zeros."""
     return {kind: seconds for kind, seconds in job.seconds.items() if seconds}
+
+
+STALL = Stall(step=5, rank=0, stage="backward", since_seconds=60.0)
+HUNG = a_journal(started=0.0, times=(1.0,) * 5, others=[(STALL, 60.0)])
+LATER = a_journal(started=4000.0, first=6, times=(1.0,), attempt=2, resumed_unix=0.0, last_sign_unix=3605.0)
+OTHER_RUN = a_journal(run_id="b1", started=500.0, times=(1.0,) * 9, last_sign_unix=305.0)
+LOST = a_journal(started=0.0, times=(1.0,) * 5)
+ENDED = a_journal(started=0.0, times=(1.0,) * 4, ended=True)
+SLOW = [(Straggler(step=step, rank=3, cause="data", seconds_lost=lost), 0.0) for step, lost in ((2, 1.5), (4, 9.0))]
+STRAGGLED = {"world_size": 4, "steps": {"communication_time": (0.5,) * 4}}
+SAVED = [
+    (Stall(step=4, rank=0, stage="checkpoint", since_seconds=3.0), 700.0),
+    (Span(kind="checkpoint", step=4, start=4.0, seconds=700.0), 0.0),
+]
+EVALUATED = [
+    (Stall(step=4, rank=0, stage="evaluation", since_seconds=60.0), 70.0),
+    (Span(kind="evaluation", step=4, start=4.0, seconds=100.0), 30.0),
+]
+AGAIN = (Stall(step=4, rank=0, stage="data", since_seconds=15.0), 20.0)
+ODD = {"excluded": (None, "counted", None, None, None), "data_time": (0.0, 0.0, 0.0, 101.0, 0.0)}
+STALLED = [(replace(STALL, step=step, rank=rank, stage="data"), 0.0) for step, rank in ((3, 0), (2, 1))]
+KNOWN = {
+    "a start without a checkpoint rolls everything back": (
+        [LOST, a_journal(started=50.0, run_id="a2", times=(1.0,) * 2)],
+        {PRODUCTIVE: 2.0, ROLLED_BACK: 5.0, DOWNTIME: 45.0},
+    ),
+    "startup never reaches into the attempt before": (
+        [LOST, a_journal(started=8.0, first=6, times=(1.0,), process_seconds=99.0)], {PRODUCTIVE: 6.0, STARTUP: 3.0},
+    ),
+    "a hang that was killed is a stall until the last sign of life": (
+        [[*HUNG, *LATER]], {PRODUCTIVE: 6.0, STALLS: 3600.0, DOWNTIME: 395.0},
+    ),
+    "another run that wrote to the journal knows how long the hang lasted": (
+        [[*HUNG, *OTHER_RUN, *LATER]], {PRODUCTIVE: 6.0, STALLS: 300.0, DOWNTIME: 3695.0},
+    ),
+    "the job goes on in another directory": (
+        [[*HUNG, *OTHER_RUN], LATER], {PRODUCTIVE: 6.0, STALLS: 300.0, DOWNTIME: 3695.0},
+    ),
+    "a journal of its own knows nothing of the hang": (
+        [HUNG, LATER], {PRODUCTIVE: 6.0, STALLS: 60.0, DOWNTIME: 3935.0},
+    ),
+    "a file written much later was copied": (
+        [[*LOST, *a_journal(started=4000.0, first=6, times=(1.0,), last_sign_unix=3605.0)]],
+        {PRODUCTIVE: 6.0, DOWNTIME: 3995.0},
+    ),
+    "a file written soon was alive": (
+        [[*LOST, *a_journal(started=4000.0, first=6, times=(1.0,), last_sign_unix=8.0)]],
+        {PRODUCTIVE: 6.0, DOWNTIME: 3992.0, OTHER: 3.0},
+    ),
+    "a file touched after the end makes no attempt longer": (
+        [[*ENDED, *a_journal(started=400.0, first=5, times=(1.0,), attempt=2, last_sign_unix=100.0)]],
+        {PRODUCTIVE: 5.0, DOWNTIME: 396.0},
+    ),
+    "stragglers are taken from waits first": (
+        [
+            a_journal(started=0.0, times=(2.0,) * 4, others=SLOW, **STRAGGLED),
+            a_journal(started=8.0, first=3, times=(2.0,), world_size=4),
+        ],
+        {PRODUCTIVE: 4.5, STRAGGLERS: 1.5, ROLLED_BACK: 4.0},
+    ),
+    "a stall before an end in order is no hang": (
+        [a_journal(started=0.0, times=(1.0,) * 4, others=SAVED, ended=True, tail=1000.0)],
+        {PRODUCTIVE: 4.0, CHECKPOINT: 700.0, OTHER: 1000.0},
+    ),
+    "a stall in an evaluation that ended before a kill is no hang": (
+        [a_journal(started=0.0, times=(1.0,) * 4, others=EVALUATED, tail=20.0)],
+        {PRODUCTIVE: 4.0, EVALUATION: 100.0, OTHER: 20.0},
+    ),
+    "a stall in the step after the evaluation is a hang": (
+        [a_journal(started=0.0, times=(1.0,) * 4, others=[*EVALUATED, AGAIN])],
+        {PRODUCTIVE: 4.0, EVALUATION: 100.0, STALLS: 15.0, OTHER: 5.0},
+    ),
+    "the excess of counted and stalled steps is not productive": (
+        [a_journal(started=0.0, times=(1.0, 3.0, 1.0, 101.0, 1.0), others=STALLED, steps=ODD)],
+        {PRODUCTIVE: 4.0, DATA: 1.0, OTHER: 2.0, STALLS: 100.0},
+    ),
+    "steps around a checkpoint show the usual time too": (
+        [a_journal(started=0.0, times=(600.0, *(10.0,) * 4), steps={"excluded": ("first", *("checkpoint",) * 4)})],
+        {PRODUCTIVE: 50.0, FIRST_STEP: 590.0},
+    ),
+}  # fmt: skip
+"""Journals, and the seconds of their job by kind."""
+
+
+@each_row("case", KNOWN)
+def test_each_second_has_its_kind(case):
+    journals, seconds = KNOWN[case]
+    attempts = [attempt for attempt in attempts_of(*journals) if attempt.run.run_id != "b1"]
+    assert known(job_time.from_attempts(attempts)) == pytest.approx(seconds)
 
 
 def test_a_single_attempt_is_split_by_kind():
@@ -91,25 +180,13 @@ def test_a_branch_from_an_older_checkpoint_gives_up_the_other_branch():
     assert [one.kept_steps for one in of(first, branch, back).attempts] == [20, 0, 5]
 
 
-def test_a_start_without_a_checkpoint_rolls_everything_back():
-    job = of(a_journal(started=0.0, times=(1.0,) * 5), a_journal(started=50.0, run_id="a2", times=(1.0,) * 2))
-    assert known(job) == {PRODUCTIVE: 2.0, ROLLED_BACK: 5.0, DOWNTIME: 45.0}
-
-
-def test_startup_never_reaches_into_the_attempt_before():
-    job = of(
-        a_journal(started=0.0, times=(1.0,) * 5), a_journal(started=8.0, first=6, times=(1.0,), process_seconds=99.0)
-    )
-    assert known(job) == {PRODUCTIVE: 6.0, STARTUP: 3.0}
-
-
 def test_a_clock_set_back_costs_no_time_and_is_told():
     job = of(a_journal(started=1000.0, times=(1.0,) * 50), a_journal(started=1010.0, first=51, times=(1.0,) * 5))
     assert known(job) == {PRODUCTIVE: 55.0}
     assert job.overlap_seconds == 5.0
 
 
-def test_attempts_on_one_boot_are_placed_by_the_time_since_boot():
+def test_attempts_on_a_boot_are_placed_by_the_time_since_boot():
     boot = {"boot_id": "b"}
     first = a_journal(started=5000.0, times=(1.0,) * 10, uptime_seconds=100.0, **boot)
     second = a_journal(
@@ -126,61 +203,6 @@ def test_an_attempt_comes_after_its_origin_even_if_another_clock_is_behind():
     second = a_journal(started=100.0, first=6, times=(1.0,) * 10, attempt=2, resumed_unix=5000.0)
     job = of(second, first)
     assert [one.kept_steps for one in job.attempts] == [5, 10]
-
-
-def test_the_excess_of_counted_and_stalled_steps_is_no_productive_time():
-    stall = Stall(step=3, rank=0, stage="data", since_seconds=60.0)
-    elsewhere = Stall(step=2, rank=1, stage="data", since_seconds=60.0)
-    job = of(
-        a_journal(
-            started=0.0, times=(1.0, 3.0, 1.0, 101.0, 1.0), others=[(stall, 0.0), (elsewhere, 0.0)],
-            steps={"excluded": (None, "counted", None, None, None), "data_time": (0.0, 0.0, 0.0, 101.0, 0.0)},
-        )
-    )  # fmt: skip
-    assert known(job) == pytest.approx({PRODUCTIVE: 4.0, DATA: 1.0, OTHER: 2.0, STALLS: 100.0})
-
-
-def test_a_hang_that_was_killed_is_a_stall_until_the_last_sign_of_life():
-    stall = Stall(step=5, rank=0, stage="backward", since_seconds=60.0)
-    hung = a_journal(started=0.0, times=(1.0,) * 5, others=[(stall, 60.0)])
-    later = a_journal(started=4000.0, first=6, times=(1.0,), attempt=2, resumed_unix=0.0, last_sign_unix=3605.0)
-    assert known(of([*hung, *later])) == {PRODUCTIVE: 6.0, STALLS: 3600.0, DOWNTIME: 395.0}
-
-
-def test_only_the_next_attempt_in_the_journal_knows_how_long_a_hang_lasted():
-    """Another run may write to the journal before the job goes on, and the job may go on in another directory."""
-    stall = Stall(step=5, rank=0, stage="backward", since_seconds=60.0)
-    hung = a_journal(started=0.0, times=(1.0,) * 5, others=[(stall, 60.0)])
-    other = a_journal(run_id="b1", started=500.0, times=(1.0,) * 9, last_sign_unix=305.0)
-    later = a_journal(started=4000.0, first=6, times=(1.0,), attempt=2, resumed_unix=0.0, last_sign_unix=3605.0)
-
-    def job(*journals):
-        return job_time.from_attempts([one for one in attempts_of(*journals) if one.run.run_id == "a1"])
-
-    assert known(job([*hung, *other, *later])) == {PRODUCTIVE: 6.0, STALLS: 300.0, DOWNTIME: 3695.0}
-    assert known(job([*hung, *other], later)) == {PRODUCTIVE: 6.0, STALLS: 300.0, DOWNTIME: 3695.0}
-    assert known(job(hung, later)) == {PRODUCTIVE: 6.0, STALLS: 60.0, DOWNTIME: 3935.0}
-
-
-def test_a_file_written_much_later_was_copied_unless_the_run_hung():
-    lost = a_journal(started=0.0, times=(1.0,) * 5)
-    copied = a_journal(started=4000.0, first=6, times=(1.0,), last_sign_unix=3605.0)
-    assert known(of([*lost, *copied])) == {PRODUCTIVE: 6.0, DOWNTIME: 3995.0}
-    alive = a_journal(started=4000.0, first=6, times=(1.0,), last_sign_unix=8.0)
-    assert known(of([*lost, *alive])) == {PRODUCTIVE: 6.0, DOWNTIME: 3992.0, OTHER: 3.0}
-
-
-def test_stragglers_are_taken_from_waits_first():
-    slow = [
-        (Straggler(step=2, rank=3, cause="data", seconds_lost=1.5), 0.0),
-        (Straggler(step=4, rank=3, cause="gc", seconds_lost=9.0), 0.0),
-    ]
-    journal = a_journal(
-        started=0.0, times=(2.0,) * 4, others=slow, world_size=4, steps={"communication_time": (0.5,) * 4}
-    )
-    after = a_journal(started=8.0, first=3, times=(2.0,), world_size=4)
-    assert known(of(journal, after)) == pytest.approx({PRODUCTIVE: 4.5, STRAGGLERS: 1.5, ROLLED_BACK: 4.0})
-    assert COMMUNICATION not in known(of(journal, after))
 
 
 def test_kinds_that_were_not_measured_are_unknown():
@@ -207,53 +229,12 @@ def test_startup_contains_the_restore(process, restore, expected):
     assert (RESTORE in job.seconds) == (restore is not None)
 
 
-def test_a_stall_before_an_end_in_order_is_no_hang():
-    saved = [
-        (Stall(step=4, rank=0, stage="checkpoint", since_seconds=3.0), 700.0),
-        (Span(kind="checkpoint", step=4, start=4.0, seconds=700.0), 0.0),
-    ]
-    job = of(a_journal(started=0.0, times=(1.0,) * 4, others=saved, ended=True, tail=1000.0))
-    assert known(job) == {PRODUCTIVE: 4.0, CHECKPOINT: 700.0, OTHER: 1000.0}
-
-
-def test_a_stall_in_an_evaluation_that_ended_before_a_kill_is_no_hang():
-    evaluated = [
-        (Stall(step=4, rank=0, stage="evaluation", since_seconds=60.0), 70.0),
-        (Span(kind="evaluation", step=4, start=4.0, seconds=100.0), 30.0),
-    ]
-    job = of(a_journal(started=0.0, times=(1.0,) * 4, others=evaluated, tail=20.0))
-    assert known(job) == {PRODUCTIVE: 4.0, EVALUATION: 100.0, OTHER: 20.0}
-    again = (Stall(step=4, rank=0, stage="data", since_seconds=15.0), 20.0)  # in the step after the evaluation
-    job = of(a_journal(started=0.0, times=(1.0,) * 4, others=[*evaluated, again]))
-    assert known(job) == {PRODUCTIVE: 4.0, EVALUATION: 100.0, STALLS: 15.0, OTHER: 5.0}
-
-
-def test_a_file_that_was_touched_after_the_end_does_not_make_the_attempt_longer():
-    later = a_journal(started=400.0, first=5, times=(1.0,), attempt=2, last_sign_unix=100.0)
-    job = of([*a_journal(started=0.0, times=(1.0,) * 4, ended=True), *later])
-    assert known(job) == {PRODUCTIVE: 5.0, DOWNTIME: 396.0}
-
-
 def test_an_attempt_without_a_window_leaves_the_tokens_known():
     columns = {"tokens": (100,) * 4}
     window = Window(first_step=1, last_step=4, steps=4, ranks=2, seconds=4.0, samples=None, tokens=800, useful_tokens=0)
     first = a_journal(started=0.0, times=(1.0,) * 4, others=[(window, 0.0)], steps=columns, world_size=2)
     dead = a_journal(started=10.0, first=5, attempt=2, world_size=2)
     assert of(first, dead).tokens == 800.0
-
-
-def test_steps_around_a_checkpoint_show_the_usual_time_too():
-    excluded = ("first", *("checkpoint",) * 4)
-    job = of(a_journal(started=0.0, times=(600.0, *(10.0,) * 4), steps={"excluded": excluded}))
-    assert known(job) == {PRODUCTIVE: 50.0, FIRST_STEP: 590.0}
-
-
-def test_a_copied_journal_counts_once():
-    uses = [(Use(step=2, energy_joules=300.0), 0.0), (Straggler(step=2, rank=1, cause="data", seconds_lost=0.5), 0.0)]
-    steps = {"communication_time": (0.5,) * 4, "tokens": (100,) * 4}
-    one = a_journal(started=0.0, times=(1.0,) * 4, others=uses, steps=steps, world_size=2)
-    assert of(one, one).joules == of(one).joules == 300.0
-    assert known(of(one, one)) == known(of(one))
 
 
 def test_devices_weigh_the_attempts():
@@ -298,14 +279,9 @@ def test_shared_devices_have_no_energy():
 
 def window(tokens, **changes):
     usual = {
-        "first_step": 2,
-        "last_step": 3,
-        "steps": 2,
-        "ranks": 2,
-        "seconds": 2.0,
-        "samples": None,
+        "first_step": 2, "last_step": 3, "steps": 2, "ranks": 2, "seconds": 2.0, "samples": None,
         "useful_tokens": None,
-    }
+    }  # fmt: skip
     return Window(**usual | {"tokens": tokens} | changes)
 
 
@@ -320,37 +296,6 @@ def test_tokens_of_all_ranks_come_from_the_windows():
 def test_impossible_times_are_refused():
     with pytest.raises(ValueError, match="impossible"):
         job_time.from_attempts([])
-
-
-def llama_3(seed, *, days=54.0, interruptions=466, checkpoint_every=900.0, restart=300.0, step=60.0):
-    """A job with the interruptions of Llama 3's report, and our own assumptions on checkpoints and restarts."""
-    chance, end = random.Random(seed), days * 24 * HOUR
-    journals, now, done = [], 0.0, 0
-    while now < end:
-        life = min(chance.expovariate(interruptions / end), end - now)
-        times = (step,) * int(life / step)
-        journals.append(
-            a_journal(started=now, first=done + 1, times=times, world_size=16384, attempt=len(journals) + 1)
-        )
-        last = done + len(times)
-        saved = int(last * step / checkpoint_every) * checkpoint_every / step
-        done, now = max(done, int(saved)), now + len(times) * step + restart
-    return journals, done
-
-
-@pytest.mark.parametrize("seed", range(2))
-def test_the_failure_rates_of_llama_3_allow_its_published_goodput(seed):
-    """466 interruptions in 54 days on 16,384 GPUs, and over 90 % effective training time.
-
-    With a checkpoint every 15 minutes and restarts of 5 minutes, an interruption costs 12.5 minutes on average.
-    """
-    journals, done = llama_3(seed)
-    job = of(*journals)
-    expected = done * 60.0 / job.all_seconds
-    assert 380 < len(job.attempts) < 540
-    assert isclose(job.ettr, expected, abs_tol=0.002)  # the last attempt also has steps after its last checkpoint
-    assert 0.90 < job.ettr < 0.94
-    assert job.device_hours == pytest.approx(54 * 24 * 16384, rel=0.01)
 
 
 def test_journals_that_lack_the_origin_are_joined_by_steps():

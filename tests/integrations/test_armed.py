@@ -31,6 +31,7 @@ def _armed(monkeypatch):
     for event in ("on_init_end", "on_train_begin"):
         monkeypatch.setattr(CallbackHandler, event, getattr(CallbackHandler, event))
     monkeypatch.setattr(Accelerator, "__init__", Accelerator.__init__)
+    monkeypatch.setattr(autoload, "COMPLAINTS", set())
     monkeypatch.setenv("PERF_CALLBACKS", "1")
     for module in (transformers.trainer, accelerate_module):
         autoload.ACTIONS[module.__name__](module)

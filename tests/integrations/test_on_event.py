@@ -16,7 +16,15 @@ from waiting import until
 
 from perf_callbacks.notifications import sender
 
-pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="on_event runs no command on Windows, and says so")
+pytestmark = [
+    pytest.mark.usefixtures("accelerate_state"),
+    pytest.mark.skipif(sys.platform == "win32", reason="on_event runs no command on Windows, and says so"),
+]
+
+
+def over():
+    """Whether all side processes of this process have ended."""
+    return not [one for one in [*sender.SENDERS] if one.tick(0.0)]
 
 
 def commanded(monkeypatch, directory, command="cat >> {file}"):

@@ -242,19 +242,20 @@ class Transposing(nn.Module):
         return x.mean()
 
 
-def test_copies_in_a_profile_are_a_finding_with_their_operation(tmp_path):
-    model = Transposing()
-    optimizer, config = torch.optim.SGD(model.parameters(), lr=0.1), PerfConfig(output_dir=str(tmp_path), profile="5:2")
-    with measure(model=model, optimizer=optimizer, config=config) as perf:
-        for _ in range(14):
-            model().backward()
-            optimizer.step()
-            optimizer.zero_grad()
-    (profile,) = records(tmp_path, Profile)
-    (finding,) = [finding for finding in perf.summary.findings if finding.cause == "copy"]
-    assert 0 < finding.share <= sum([copy.seconds for copy in profile.copies]) / profile.span_seconds
-    assert "of 2 profiled steps: aten::contiguous, " in finding.evidence
-    assert finding in records(tmp_path, Finding)
+def test_a_killed_reducer_is_one_line(tmp_path, caplog, monkeypatch):
+    original = Reducer.send
+
+    def send(self, *job):
+        os.killpg(self.process.pid, signal.SIGKILL)
+        original(self, *job)
+
+    monkeypatch.setattr(Reducer, "send", send)
+    harmless(tmp_path, caplog, "no profile, training goes on: ")
+
+
+def test_a_side_process_that_cannot_start_is_one_line(tmp_path, caplog, monkeypatch):
+    monkeypatch.setattr(sys, "executable", "/nowhere/python")
+    harmless(tmp_path, caplog, "no profile, training goes on: FileNotFoundError")
 
 
 TRAIN = """

@@ -110,7 +110,7 @@ def fit(trainer, model, loader):
 @pytest.mark.usefixtures("accelerate_state")
 def test_a_call_of_a_library_with_a_trainer_is_no_slow_code(tmp_path, monkeypatch):
     monkeypatch.setattr("perf_callbacks.kernel.process.watchdog.PERIOD_SECONDS", 3600.0)
-    monkeypatch.setattr("perf_callbacks.advice.busy_lines.BusyLines._runs", lambda _: False)
+    monkeypatch.setattr("perf_callbacks.advice.busy_lines.BusyLines.computes", lambda _: False)
     kinds = tiny_lightning.tree("lightning")
     library = {"__name__": "forecasts", "pl": kinds.pl, "SGD": torch.optim.SGD}
     library |= {"Thread": threading.Thread, "tick": WATCHDOG.tick}
@@ -131,7 +131,7 @@ STAGES = {"loss": "forward", "clipping": "optimizer", "hook": "optimizer"}
 @pytest.mark.usefixtures("accelerate_state")
 def test_slow_code_is_named_with_its_stage(train, place, tmp_path, monkeypatch):
     monkeypatch.setattr("perf_callbacks.kernel.process.watchdog.PERIOD_SECONDS", 3600.0)
-    monkeypatch.setattr("perf_callbacks.advice.busy_lines.BusyLines._runs", lambda _: False)
+    monkeypatch.setattr("perf_callbacks.advice.busy_lines.BusyLines.computes", lambda _: False)
     config = PerfConfig(journal=False, flops="off", checklist="off")
     summary = train(llama(), config, tmp_path, place)
     named = [finding.evidence for finding in summary.findings if "`penalty`" in finding.evidence]

@@ -24,7 +24,7 @@ def acted(monkeypatch, tmp_path):
     seen = []
     actions = {MODULE: lambda module: seen.append(sorted(name for name in vars(module) if name.isupper()))}
     monkeypatch.setattr(autoload, "ACTIONS", actions)
-    monkeypatch.setattr(autoload, "_complaints", set())
+    monkeypatch.setattr(autoload, "COMPLAINTS", set())
     monkeypatch.setattr(sys, "meta_path", [*sys.meta_path])
     monkeypatch.syspath_prepend(tmp_path)
     yield seen
@@ -160,7 +160,7 @@ def test_an_armed_accelerate_reads_a_config_with_our_section(tmp_path, monkeypat
     path.write_text("distributed_type: 'NO'\nperf_callbacks:\n  gc: off\n  window: 20\n")
     with pytest.raises(ValueError, match="perf_callbacks"):
         ClusterConfig.from_yaml_file(str(path))
-    autoload._arm_accelerate_config(SimpleNamespace(BaseConfig=Config))
+    autoload.ACTIONS["accelerate.commands.config.config_args"](SimpleNamespace(BaseConfig=Config))
     assert Config.from_yaml_file(yaml_file=str(path)).num_processes == 1
     assert (os.environ["PERF_CALLBACKS_GC"], os.environ["PERF_CALLBACKS_WINDOW"]) == ("off", "7")
 

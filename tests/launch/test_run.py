@@ -111,13 +111,6 @@ def test_a_command_is_found_on_the_path_and_its_python_processes_are_armed(tmp_p
     assert launched(tmp_path, *RUN, "trainit", looking, PATH=path) == (0, "perf_callbacks.launch.autoload\n", "")
 
 
-def test_a_command_beside_the_interpreter_is_found(monkeypatch, tmp_path):
-    (tmp_path / "trainit").write_text("")
-    (tmp_path / "trainit").chmod(0o755)
-    monkeypatch.setattr(run, "BESIDE", str(tmp_path))
-    assert run.find(["trainit", "sft"]) == [str(tmp_path / "trainit"), "sft"]
-
-
 @pytest.mark.skipif(os.name == "nt", reason="a shell of POSIX")
 @pytest.mark.parametrize(
     ("target", "flags"),
@@ -143,7 +136,7 @@ def test_no_file_is_left_in_the_temporary_directory(tmp_path, target, flags):
 @pytest.mark.parametrize(
     ("flag", "told"), [("-I", "-I"), ("-E", "-E"), ("-uS", "-uS"), ("-B", None), ("-WIgnore", None), ("-X", None)]
 )
-def test_an_interpreter_that_takes_no_path_is_told_of(monkeypatch, capsys, flag, told):
+def test_an_interpreter_without_a_path_is_named(monkeypatch, capsys, flag, told):
     words = [sys.executable, flag, *(["IES"] if flag == "-X" else []), "-m", "json.tool"]
     monkeypatch.setattr(run, "find", lambda _: words)
     monkeypatch.setattr(run, "WINDOWS", False)
@@ -157,13 +150,6 @@ def test_an_interpreter_that_takes_no_path_is_told_of(monkeypatch, capsys, flag,
         run.main(["-m", "json.tool"])
     sentence = f"perf-callbacks run: python {told} doesn't import sitecustomize: nothing is measured.\n"
     assert capsys.readouterr().err == (sentence if told else "")
-
-
-def test_an_interpreter_has_several_names(tmp_path):
-    (tmp_path / "python").symlink_to(sys.executable)
-    command = [str(tmp_path / "python"), "-I", "train.py"]
-    assert run.isolating(command) == "-I"
-    assert run._reports(command, command)
 
 
 def test_switched_off_nothing_is_armed(tmp_path):
@@ -197,7 +183,7 @@ def test_the_command_passes_everything_on(monkeypatch, words):
 
 
 @pytest.mark.skipif(os.name == "nt", reason="the program that stands for all is a POSIX one")
-def test_where_a_process_can_not_become_another_one_it_waits_for_it(monkeypatch, capsys, tmp_path):
+def test_a_process_that_can_not_become_another_waits_for_it(monkeypatch, capsys, tmp_path):
     monkeypatch.setattr(run, "WINDOWS", True)
     monkeypatch.setattr(run, "find", lambda _: [sys.executable, "-c", "import sys; sys.exit(len(sys.argv) - 1)", "1"])
     monkeypatch.setattr(run.tempfile, "tempdir", str(tmp_path))
@@ -206,14 +192,6 @@ def test_where_a_process_can_not_become_another_one_it_waits_for_it(monkeypatch,
     assert run.main(["train.py"]) == 0
     assert capsys.readouterr().err == autoload.NOTHING_MEASURED + "\n"
     assert [*tmp_path.iterdir()] == []
-
-
-def test_a_setting_that_makes_no_sense(capsys, monkeypatch):
-    monkeypatch.setenv("PERF_CALLBACKS_GC", "sinc")
-    assert run.main(["-m", "json.tool"]) == 2
-    assert capsys.readouterr().err == (
-        "perf-callbacks run: PERF_CALLBACKS_GC: got 'sinc', wanted one of sync, freeze, observe, off.\n"
-    )
 
 
 @pytest.mark.parametrize(

@@ -99,27 +99,6 @@ def test_an_accelerate_program_saves_nothing(tried):
 
 
 @SLOW
-def test_a_trl_program(tried):
-    source = """
-import tiny
-from trl import SFTConfig, SFTTrainer
-from datasets import Dataset
-rows = Dataset.from_list([{"input_ids": [1, 2, 3, 4], "labels": [1, 2, 3, 4]}] * 64)
-config = tiny.training_arguments("out", kind=SFTConfig, max_steps=10**5, save_strategy="steps", save_steps=10,
-    optim="adamw_torch", dataset_kwargs={"skip_prepare_dataset": True})
-from transformers import PreTrainedTokenizerFast
-from tokenizers import Tokenizer, models
-words = {"<pad>": 0, "<eos>": 1}
-tokenizer = PreTrainedTokenizerFast(
-    tokenizer_object=Tokenizer(models.WordLevel(words, "<pad>")), pad_token="<pad>", eos_token="<eos>"
-)
-SFTTrainer(model=tiny.llama(), args=config, train_dataset=rows, processing_class=tokenizer).train()
-"""
-    status, result, complaints = tried(AT_ONCE + source, before=("--only", "optimizer"))
-    assert (status, [*by_remedy(result or {"settings": []})]) == (0, ["as it is", "optimizer"]), complaints
-
-
-@SLOW
 def test_ranks_of_torchrun_are_gone_afterwards(tried):
     source = """
 import torch.distributed as dist
@@ -135,16 +114,3 @@ for x in DataLoader(Rows(), batch_size=4, num_workers=1):
     source = AT_ONCE + LOOP + source
     status, result, complaints = tried(source, *words, before=("--only", "optimizer"))
     assert (status, [*by_remedy(result or {"settings": []})]) == (0, ["as it is", "optimizer"]), complaints
-
-
-@SLOW
-def test_a_package_and_arguments(tried, tmp_path):
-    package = tmp_path / "work" / "package"
-    package.mkdir()
-    (package / "__init__.py").touch()
-    (package / "train.py").write_text(
-        AT_ONCE + LOOP + "import argparse\nparser = argparse.ArgumentParser()\nparser.add_argument('--lr')\n"
-        "if __name__ == '__main__':\n    assert parser.parse_args().lr == '1'\n    train(num_workers=1)\n"
-    )
-    status, result, complaints = tried("", "-m", "package.train", "--lr", "1", before=("--only", "optimizer"))
-    assert (status, result and result["failed"]) == (0, {}), complaints

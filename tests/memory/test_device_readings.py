@@ -26,15 +26,6 @@ def test_energy_is_the_difference_of_the_counter():
     assert since == [None, 200.0, 600.0]
 
 
-def test_energy_of_few_steps_is_unknown():
-    assert after((1, 500.0), (20, 700.0))[0] is None
-    assert after((1, 500.0), (21, 700.0))[0] == EnergySummary(joules=200.0, steps=20)
-
-
-def test_energy_that_is_not_counted_is_unknown():
-    assert after((1, None), (100, None)) == (None, [None, None])
-
-
 def test_a_gap_and_a_counter_that_begins_anew_are_left_out():
     energy, since = after((0, 500.0), (30, 600.0), (60, None), (90, 900.0), (100, 1000.0), (130, 5.0), (150, 25.0))
     assert energy == EnergySummary(joules=100.0 + 100.0 + 20.0, steps=30 + 10 + 20)
@@ -96,3 +87,8 @@ def test_readings_that_no_window_takes_are_bounded():
     for reading in range(10 * MOST_READINGS):
         use.add({"resident_gb": float(-reading)})
     assert use.take() == {"resident_gb": float(-9 * MOST_READINGS)}
+
+
+def test_energy_of_few_steps_is_unknown():
+    assert after((1, 500.0), (20, 700.0))[0] is None
+    assert after((1, 500.0), (21, 700.0))[0] == EnergySummary(joules=200.0, steps=20)

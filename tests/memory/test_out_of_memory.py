@@ -134,29 +134,11 @@ def test_gradients_and_state_belong_to_the_module_of_their_weight():
     assert held.largest(counted)[0] == HeldMemory(path="layers.*", kind="activations", gb=0.001)
 
 
-@pytest.mark.parametrize(("kind", "each"), [("Adam", 2), ("SGD", 0), ("RMSprop", 0)])
-def test_state_that_is_still_to_come(kind, each):
-    optimizer = getattr(torch.optim, kind)([nn.Parameter(torch.ones(1000))], lr=0.1)
-    assert coming_state_gb([optimizer]) * 1e9 == 4000 * each
-    optimizer.state["made"] = 1
-    assert coming_state_gb([optimizer, torch.optim.SGD([torch.ones(9)], lr=0.1, momentum=0.9)]) * 1e9 == 36
-
-
 REPORT = OutOfMemory(
-    step=3,
-    device="cuda",
-    error="CUDA out of memory.",
-    stage="backward",
-    requested_gb=2.5,
-    weights_gb=8.0,
-    gradients_gb=0.0,
-    other_gb=60.0,
-    largest=(HeldMemory(path="", kind="weights", gb=8.0),),
-    micro_batch=16,
-    fitting_micro_batch=12,
-    layers=32,
-    layers_to_checkpoint=6,
-)
+    step=3, device="cuda", error="CUDA out of memory.", stage="backward", requested_gb=2.5, weights_gb=8.0,
+    gradients_gb=0.0, other_gb=60.0, largest=(HeldMemory(path="", kind="weights", gb=8.0),), micro_batch=16,
+    fitting_micro_batch=12, layers=32, layers_to_checkpoint=6,
+)  # fmt: skip
 
 
 def test_the_text_of_a_report():
@@ -180,7 +162,7 @@ def test_the_text_of_a_report():
         ({"fitting_micro_batch": 20}, "these samples were larger"),
     ],
 )
-def test_less_is_known(known, words):
+def test_a_report_that_knows_less_says_less(known, words):
     fields = {name: getattr(REPORT, name) for name in ("step", "device", "error", "micro_batch")} | known
     assert words in lines(OutOfMemory(**fields), rank=0)[-1]
 
@@ -216,3 +198,11 @@ def test_reading_the_variables_of_a_failed_call_keeps_nothing_alive():
     gone = weakref.ref(variables(frame)["held"])
     traceback.clear_frames(raised.value.__traceback__)
     assert gone() is None
+
+
+@pytest.mark.parametrize(("kind", "each"), [("Adam", 2), ("SGD", 0), ("RMSprop", 0)])
+def test_state_that_is_still_to_come(kind, each):
+    optimizer = getattr(torch.optim, kind)([nn.Parameter(torch.ones(1000))], lr=0.1)
+    assert coming_state_gb([optimizer]) * 1e9 == 4000 * each
+    optimizer.state["made"] = 1
+    assert coming_state_gb([optimizer, torch.optim.SGD([torch.ones(9)], lr=0.1, momentum=0.9)]) * 1e9 == 36

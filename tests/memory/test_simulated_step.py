@@ -67,7 +67,7 @@ def compare(directory, kind, optimizer, *, checkpointing, dtype="fp32", accumula
 
 
 @pytest.mark.parametrize(("kind", "optimizer", "checkpointing"), USUAL)
-def test_the_parts_are_those_of_a_measured_step(tmp_path, kind, optimizer, checkpointing):
+def test_the_parts_are_as_in_a_measured_step(tmp_path, kind, optimizer, checkpointing):
     compare(tmp_path, kind, optimizer, checkpointing=checkpointing)
 
 
@@ -86,7 +86,7 @@ def test_the_parts_with_accumulation(tmp_path):
     compare(tmp_path, "llama", "adamw", checkpointing=False, accumulated=2)
 
 
-def test_memory_grows_evenly_with_the_batch_and_shrinks_with_each_checkpointed_layer():
+def test_memory_grows_with_the_batch_and_shrinks_with_checkpointing():
     with unpadded():
         ours = simulated("llama", "sgd")
         one, two, three = [ours.step(size, SEQ).parts.activations_gb for size in (1, 2, 3)]

@@ -6,8 +6,7 @@ import random
 import pytest
 from rows import each_row
 
-from perf_callbacks.kernel.records.summary_parts import MemorySummary
-from perf_callbacks.memory.use import FEWEST, MOST, MemoryReading, MemoryUse, Series, leak, slope
+from perf_callbacks.memory.use import FEWEST, MOST, MemoryReading, Series, leak, slope
 
 SHAPES = {
     "flat": (lambda _: 4.0, False),
@@ -33,7 +32,7 @@ def points(shape, *, length=60, noise=0.0, seed=0):
 @each_row("length", [30, 60, 96])
 @each_row("noise", [0.0, 0.01])
 @each_row("shape", SHAPES)
-def test_only_what_keeps_growing_is_a_leak(shape, noise, length):
+def test_only_memory_that_keeps_growing_is_a_leak(shape, noise, length):
     form, leaks = SHAPES[shape]
     for seed in range(20 if noise else 1):
         assert (leak(points(form, length=length, noise=noise, seed=seed)) is not None) is leaks
@@ -73,7 +72,3 @@ def test_a_series_of_any_length_keeps_a_few_points_evenly():
     gaps = {second.step - first.step for first, second in zip(series.points, series.points[1:], strict=False)}
     assert len(gaps) == 1
     assert leak(series.points) is not None
-
-
-def test_a_fit_without_measurements_has_no_memory():
-    assert MemoryUse().summary() == MemorySummary()

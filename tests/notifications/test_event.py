@@ -2,10 +2,11 @@
 
 import json
 from dataclasses import replace
+from pathlib import Path
 
-import pytest
 from fakes import a_run
 from journals import a_summary
+from snapshots import matches
 
 from perf_callbacks.kernel.records.fit_records import Finding
 from perf_callbacks.notifications.event import MOST_BYTES, MOST_TEXT, Origin, line
@@ -22,58 +23,24 @@ def parsed(event):
     return json.loads(text)
 
 
-def test_an_event_says_which_run_it_comes_from():
-    event = parsed(ORIGIN.event("stall", "no step for 92 s.", {"seconds": 92.0}, step=412, now=1.5))
-    assert event == {
-        "schema": 1,
-        "event": "stall",
-        "time_unix": 1.5,
-        "text": "train.py · Llama · on node7: no step for 92 s.",
-        "title": "train.py · Llama · on node7",
-        "run_id": RUN.run_id,
-        "attempt": RUN.attempt,
-        "job_id": "4711",
-        "host": "node7",
-        "program": "/home/me/train.py",
-        "output_dir": "/data/out",
-        "rank": 0,
-        "world_size": 1,
-        "step": 412,
-        "stall": {"seconds": 92.0},
-    }
+NOWHERE = Origin(run=RUN, directory=None)
+EVENTS = {
+    "a stall": ORIGIN.event("stall", "no step for 92 s.", {"seconds": 92.0}, step=412, now=1.5),
+    "drift": ORIGIN.drift(DRIFT, step=9, now=1.0),
+    "an end": ORIGIN.end(a_summary(failure=None, findings=(DRIFT,)), now=1.0),
+    "a failure": ORIGIN.end(a_summary(failure="RuntimeError: boom\nmore", findings=(DRIFT,)), now=1.0),
+    "a process that ends without a word": ORIGIN.lost(step=7, now=1.0),
+    "such a process without a directory": NOWHERE.lost(step=7, now=1.0),
+}
 
 
-@pytest.mark.parametrize(("failure", "state"), [(None, "ended"), ("RuntimeError: boom\nmore", "failed")])
-def test_the_end_has_state_verdict_and_findings(failure, state):
-    event = parsed(ORIGIN.end(a_summary(failure=failure, findings=(DRIFT,)), now=1.0))
-    assert event["end"]["state"] == state
-    assert event["end"]["verdict"].startswith("Steps became 30% longer; try looking for lists.")
-    assert event["text"].endswith(event["end"]["verdict"])
-    assert ("RuntimeError: boom." in event["text"]) is (state == "failed")
-    assert "more" not in event["text"]
-    assert event["end"]["findings"][0]["cause"] == "drift"
+def test_events_are_as_their_snapshot():
+    """`WRITE_SNAPSHOTS=1` writes it anew."""
+    shown = "".join([f"=== {name}\n{json.dumps(parsed(event), indent=1)}\n" for name, event in EVENTS.items()])
+    assert matches(Path(__file__).with_name("events.txt"), shown)
 
 
-def test_a_process_that_ends_without_a_word_is_lost():
-    event = parsed(ORIGIN.lost(step=7, now=1.0))
-    assert (event["event"], event["step"], event["end"]["state"]) == ("end", 7, "lost")
-    assert "`perf-callbacks show /data/out`" in event["text"]
-    assert "show" not in parsed(Origin(run=RUN, directory=None).lost(step=7, now=1.0))["text"]
-
-
-def test_a_large_event_without_lists_is_one_line():
-    texts = {str(place): "\U0001f600" * MOST_TEXT for place in range(50)}
-    text = line(ORIGIN.event("stall", "no step", texts, step=1, now=1.0))
-    assert json.loads(text)["event"] == "stall"
-
-
-def test_drift_is_a_finding():
-    event = parsed(ORIGIN.drift(DRIFT, step=9, now=1.0))
-    assert event["drift"]["evidence"] == "Steps became 30% longer"
-    assert event["text"].endswith("Steps became 30% longer; try looking for lists.")
-
-
-def test_an_event_is_bounded_and_escapes_what_a_terminal_obeys():
+def test_an_event_is_bounded_and_has_no_escape_codes():
     hostile = {
         "text": "\x1b[2J" + "x" * 10_000,
         "stack": ["\U0001f600" * 10_000] * 1_000,

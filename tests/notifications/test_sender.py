@@ -38,7 +38,7 @@ def started(tmp_path, monkeypatch):
     for one in made:
         one.dismiss()
         until(lambda one=one: not one.tick(0.0))
-    assert not sender._all.intersection(made)  # one of a fit before may still pass its last event on
+    assert not sender.SENDERS.intersection(made)  # one of a fit before may still pass its last event on
 
 
 def events(directory):
@@ -69,23 +69,23 @@ def test_the_first_trouble_is_logged_and_no_other(started, caplog):
 
 def test_a_process_that_takes_nothing_costs_events_and_no_time(started, tmp_path):
     one = started()
-    os.killpg(one._process.pid, signal.SIGSTOP)
+    os.killpg(one.process.pid, signal.SIGSTOP)
     text = line("stall", text="x" * 10_000)
     sent = 0
     while one.send(text):
         sent += 1
         assert sent * len(text) < MOST_UNSENT + 2_000_000  # a socket holds 200 kB as a rule
     assert not one.send(text)
-    os.killpg(one._process.pid, signal.SIGCONT)
+    os.killpg(one.process.pid, signal.SIGCONT)
     until(lambda: one.tick(0.0) and one.heard)
     assert len(events(tmp_path)) == sent
 
 
 def test_a_process_that_was_killed_is_told_of_once(started, caplog):
     one = started()
-    until(lambda: one._process.poll() is not None)  # the side process has another parent now
-    os.killpg(one._process.pid, signal.SIGKILL)
-    until(lambda: one._lines() == [] and one.over)
+    until(lambda: one.process.poll() is not None)  # the side process has another parent now
+    os.killpg(one.process.pid, signal.SIGKILL)
+    until(lambda: one.lines() == [] and one.over)
     one.send(line("stall"))
     one.send(line("stall"))
     assert not one.tick(0.0)
@@ -115,7 +115,7 @@ def test_a_forked_child_neither_ends_nor_holds_the_process(started, tmp_path):
     if (child := os.fork()) == 0:
         with suppress(BaseException):  # else the child goes on with pytest
             one.send(line("stall", step=1))
-            os._exit(0 if not sender._all and one._socket.fileno() < 0 else 1)
+            os._exit(0 if not sender.SENDERS and one.socket.fileno() < 0 else 1)
         os._exit(2)
     assert os.waitpid(child, 0)[1] == 0
     one.send(line("end", step=2), last=True)
@@ -152,7 +152,7 @@ import os, signal, sys
 from perf_callbacks.notifications.sender import Sender
 signal.signal(signal.SIGPIPE, signal.SIG_DFL)
 one = Sender(["true"], None)
-os.killpg(one._process.pid, signal.SIGKILL)
+os.killpg(one.process.pid, signal.SIGKILL)
 while one.tick(0.0):
     one.note_step(1)
     one.send(b'{"event": "stall"}\\n')
@@ -170,7 +170,7 @@ WAITING = """
 import os, time
 from perf_callbacks.notifications.sender import Sender
 one = Sender(["true"], None)
-while one._process.returncode is None:
+while one.process.returncode is None:
     one.tick(0.0)
 try:
     os.wait()
@@ -199,7 +199,7 @@ def test_a_forked_child_never_waits_for_a_lock_of_another_thread(started):
     held, go = threading.Event(), threading.Event()
 
     def hold():
-        with one._lock:
+        with one.lock:
             held.set()
             go.wait()
 

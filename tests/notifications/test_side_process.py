@@ -7,7 +7,6 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 
 import pytest
 from waiting import until
@@ -50,15 +49,6 @@ class Side:
 
 
 APPEND = ["sh", "-c", "cat >> events.jsonl"]
-
-
-def test_each_event_is_on_the_stdin_of_a_command_of_its_own(tmp_path):
-    side = Side(tmp_path, APPEND)
-    for step in (1, 2):
-        side.write({"event": "stall", "step": step})
-        assert side.answer() is None
-    side.write({"event": "end", "step": 3})
-    assert [event["step"] for event in side.ended()] == [1, 2, 3]
 
 
 def test_a_training_that_is_gone_is_told_of_with_its_last_step(tmp_path):
@@ -146,12 +136,3 @@ def test_the_side_process_ends_although_a_command_leaves_a_process_behind(tmp_pa
     assert side.answer() == "ended with status 1"
     side.ended()
     os.kill(int((tmp_path / "child").read_text()), signal.SIGKILL)
-
-
-def test_the_functions_of_the_file_in_this_process(tmp_path):
-    """Coverage doesn't see the other process."""
-    assert side_process.run(["sh", "-c", f"cat > {tmp_path}/one"], b"an event", 60.0) is None
-    assert (tmp_path / "one").read_text() == "an event"
-    assert side_process.run(["sleep", "1000"], b"", 0.1) == "took longer than 0.1 s and was killed"
-    assert side_process.run(["sh", "-c", "echo no >&2; exit 2"], b"", 60.0) == "ended with status 2: no"
-    assert threading.active_count() < 10

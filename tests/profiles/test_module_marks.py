@@ -85,7 +85,7 @@ def test_each_path_has_its_forward_and_its_backward(tmp_path, patches, again):
     assert {one.name for one in products} <= {"aten::addmm", "aten::mm"}
 
 
-def test_flops_of_a_trace_are_those_of_the_products(tmp_path, patches):
+def test_flops_of_a_trace_are_the_products(tmp_path, patches):
     model = Model()
     found = reduced(tmp_path, patches, model, partial(trained, model, 1))
     forward = 2 * 8 * (2 * 2 * 16 * 64 + 16 * 4)
@@ -164,13 +164,6 @@ def test_marks_keep_no_model_alive():
     gc.collect()
     patches.restore()
     assert seen() is None
-
-
-def test_a_model_whose_paths_fail_has_no_marks(patches):
-    model = nn.Linear(2, 2)
-    model._modules["again"] = object()
-    marks(model)(patches)
-    assert nn.Module.__call__ is CALL
 
 
 def test_three_levels_are_marked():

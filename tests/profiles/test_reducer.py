@@ -17,7 +17,7 @@ pytestmark = [
 @pytest.fixture
 def reducer():
     found = Reducer()
-    until(lambda: found._process.poll() is not None)  # the side process has another parent now
+    until(lambda: found.process.poll() is not None)  # the side process has another parent now
     yield found
     found.dismiss()
 
@@ -27,7 +27,7 @@ def session(reducer):
     found = []
     for pid in [int(one.name) for one in Path("/proc").iterdir() if one.name.isdecimal()]:
         try:
-            if os.getsid(pid) == reducer._process.pid:
+            if os.getsid(pid) == reducer.process.pid:
                 found.append(pid)
         except ProcessLookupError:
             continue

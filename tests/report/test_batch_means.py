@@ -97,5 +97,5 @@ def test_the_error_of_a_quick_step_is_the_jackknifes(length):
 
 
 @pytest.mark.parametrize("times", [[], [1.0] * 119, [0.0] * 200])
-def test_too_few_steps_have_no_quick_one(times):
+def test_too_few_steps_have_no_quick_step(times):
     assert quick(times) is None

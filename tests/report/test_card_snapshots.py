@@ -41,29 +41,16 @@ ITEMS = [
     ),
 ]
 WHOLE = {
-    "findings": (SLOW, OPTIMIZER, BLOCKING),
-    "lost_steps": 3,
+    "findings": (SLOW, OPTIMIZER, BLOCKING), "lost_steps": 3,
     "stage_seconds": {"data_time": 1.0, "forward_time": 1.0, "backward_time": 1.75, "gc_time": 0.0, "other_time": 0.75},
-    "other_seconds": {"generation": 0.5},
-    "model_flops": 72 * 10**12,
-    "hardware_flops": 9 * 10**13,
-    "peak_flops_per_second": 4e13,
-    "flops_source": "counted",
-    "flops_checked_step": 115,
-    "flops_coverage": 1.0,
-    "flops_lower_bound": True,
-    "flops_uncounted": ("aten::special_product",),
-    "compared_steps": 18,
-    "compared_seconds": 4.5,
-    "straggler_seconds": {"data": 1.5},
-    "stragglers": ((1, "data", 1.5, 4),),
-    "slowdown": 1.5,
-    "backward_waiting": 0.25,
-    "stalls": 1,
-    "stall_seconds": 61.0,
+    "other_seconds": {"generation": 0.5}, "model_flops": 72 * 10**12, "hardware_flops": 9 * 10**13,
+    "peak_flops_per_second": 4e13, "flops_source": "counted", "flops_checked_step": 115, "flops_coverage": 1.0,
+    "flops_lower_bound": True, "flops_uncounted": ("aten::special_product",), "compared_steps": 18,
+    "compared_seconds": 4.5, "straggler_seconds": {"data": 1.5}, "stragglers": ((1, "data", 1.5, 4),), "slowdown": 1.5,
+    "backward_waiting": 0.25, "stalls": 1, "stall_seconds": 61.0,
     "memory_gb": {"weights": 2.0, "gradients": 1.0, "activations": 5.0, "peak": 8.0},
     "failure": "OSError: No space left on device",
-}
+}  # fmt: skip
 
 
 def opening(_folder):

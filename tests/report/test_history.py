@@ -14,14 +14,14 @@ def entries(*records):
     return [Entry(float(place), record) for place, record in enumerate(records)]
 
 
-def test_ranks_of_a_run_are_one_fit():
+def test_ranks_of_a_run_are_a_single_fit():
     [fit] = gather([a_fit(0, world_size=4), a_fit(2, world_size=4)])
     assert ([*fit.ranks], fit.missing, fit.world_size) == ([0, 2], [1, 3], 4)
     assert fit.summary is not None
     assert [*fit.first[0].step] == [*range(1, 21)]
 
 
-def test_fits_in_one_file_stay_apart_in_the_order_of_their_start():
+def test_fits_in_a_file_stay_apart_in_the_order_of_their_start():
     later = entries(a_run(run_id="b", started_unix=9.0), steps(1, 3))
     earlier = entries(a_run(run_id="a", started_unix=3.0), steps(1, 2))
     assert [fit.run_id for fit in gather([later + earlier])] == ["a", "b"]
@@ -33,7 +33,7 @@ def test_steps_that_a_later_attempt_repeats_count_once():
     assert [end for _, end in fit.kept(0)] == [6, 6]
 
 
-def test_a_journal_that_was_deleted_and_begun_again_is_one_attempt():
+def test_a_journal_that_was_begun_again_is_a_single_attempt():
     [fit] = gather([entries(a_run(), steps(1, 2), a_run(), steps(3, 4))])
     assert [[*attempt.step] for attempt in fit.first] == [[1, 2, 3, 4]]
 

@@ -3,10 +3,9 @@
 from dataclasses import replace
 from pathlib import Path
 
-import pytest
 from fakes import a_run
 from journals import a_summary, steps
-from rows import each_row
+from snapshots import matches
 
 from perf_callbacks.kernel.records.codec import Entry
 from perf_callbacks.kernel.records.journal_ends import FitEnds
@@ -15,7 +14,7 @@ from perf_callbacks.kernel.records.rank_records import Stall
 from perf_callbacks.kernel.records.signs_of_life import Signs
 from perf_callbacks.kernel.records.summary_parts import StallSummary
 from perf_callbacks.report.recorded_run import RecordedRun, gather, merge
-from perf_callbacks.report.run_card import facts, notes, render, state
+from perf_callbacks.report.run_card import facts, render, state
 
 BEGAN = 1_000_000.0
 
@@ -49,105 +48,62 @@ def in_stall(where=None, **changes):
     return replace(a_summary(), stalls=StallSummary(count=1, seconds=10.0, under_way=True, where=where), **changes)
 
 
+DAY = 86400.0
 SAID = "The training is in data: loader.py:41."
-SINCE = "no sign of life since 1970-01-12 13:47 UTC"
-LATELY = "last sign of life 5.00 s ago"
-KILLED = "killed, or its machine is gone, or its disk is gone or full"
-ALIVE = "process 7 is alive: it is stopped, runs C code that holds the GIL, or can't write to its disk"
-FOLLOWED = "ended without a summary, and a later fit writes the same journal"
-AT = "at step 20 after 20.0 s"
+BLAMED = "Rank 1 is in data: loader.py:41. Rank 0 waits in backward."
 FAILED = a_summary(failure="RuntimeError: no")
+SILENT = replace(ends(rank=1, world_size=3), signs=Signs(BEGAN - 600.0, None))
+WAITS = stalled(0, "backward", stack=("train.py:9 main",))
+FIRST = ends(WAITS, stalled(1, stack=()), so_far=in_stall(BLAMED), world_size=2)
+RUNS = {
+    "ended": at(ends(a_summary())),
+    "failed": at(ends(FAILED)),
+    "running": at(ends()),
+    "running as a process": at(ends(pid=7)),
+    "nearly silent": at(ends(), later=30.0),
+    "from the future": at(ends(), later=-9.0),
+    "silent": at(ends(), later=7200.0),
+    "silent, but alive": at(ends(pid=7), later=100.0),
+    "followed by another fit": at(ends(superseded=True)),
+    "hangs at a place": at(ends(stalled(), so_far=in_stall(SAID))),
+    "hangs": at(ends(stalled())),
+    "hangs without a record": at(ends(so_far=in_stall())),
+    "hung before it was silent": at(ends(stalled()), later=600.0),
+    "a stall in an earlier step": at(ends(stalled(step=12))),
+    "steps since the stall": at(ends(stalled(), steps(21, 22), so_far=in_stall())),
+    "a newer summary without a stall": at(ends(stalled(t=5.0), so_far=a_summary())),
+    "a stall of another rank": at(ends(stalled(rank=1), so_far=a_summary())),
+    "copied files": at(ends(copied=DAY), later=DAY),
+    "a machine that was suspended": at(ends(copied=DAY, pid=7), later=DAY),
+    "a job with a silent and a missing rank": at(ends(world_size=3), SILENT),
+    "a job of which a rank has ended": at(ends(a_summary(), world_size=2), ends(rank=1, world_size=2)),
+    "a rank that failed": at(ends(a_summary(), world_size=2), ends(FAILED, rank=1, world_size=2), later=99.0),
+    "a rank that ended beside a silent rank": at(
+        ends(a_summary(), world_size=2), ends(rank=1, world_size=2), later=99.0
+    ),
+    "a rank that is blamed": at(FIRST, ends(stalled(1, step=20), so_far=in_stall(), rank=1, world_size=2, pid=8)),
+    "a rank that is blamed without its journal": at(FIRST),
+    "a summary up to an earlier step": at(ends(so_far=a_summary(step=15))),
+    "a summary up to the last step": at(ends(so_far=a_summary())),
+}  # fmt: skip
+"""By name: a run, looked at some seconds after its last record."""
 
 
-@each_row(
-    ("run", "expected", "sentence"),
-    [
-        (at(ends(a_summary())), "ended", "ended 5.00 s ago, after step 20 and 20.0 s"),
-        (at(ends(FAILED)), "failed", "stopped early 5.00 s ago, after step 20 and 20.0 s: RuntimeError: no"),
-        (at(ends()), "running", "running: step 20 after 20.0 s, last sign of life 5.00 s ago"),
-        (at(ends(pid=7)), "running", "running as process 7: step 20 after 20.0 s, last sign of life 5.00 s ago"),
-        (at(ends(), later=30.0), "running", "running: step 20 after 20.0 s, last sign of life 30.0 s ago"),
-        (at(ends(), later=-9.0), "running", "running: step 20 after 20.0 s, last sign of life 0 ago"),
-        (at(ends(), later=7200.0), "silent", f"{SINCE} (2 h 0 min ago): {KILLED}, {AT}"),
-        (at(ends(pid=7), later=100.0), "silent", f"{SINCE} (100 s ago): {ALIVE}, {AT}"),
-        (at(ends(superseded=True)), "silent", f"{SINCE} (5.00 s ago): {FOLLOWED}, {AT}"),
-        (
-            at(ends(stalled(), so_far=in_stall(SAID))),
-            "hangs",
-            f"hangs for 15.0 s after step 20: {SAID[:-1]}. Not killed: {LATELY}",
-        ),
-        (at(ends(stalled())), "hangs", f"hangs for 15.0 s after step 20: rank 0 is in data. Not killed: {LATELY}"),
-        (at(ends(so_far=in_stall())), "hangs", f"hangs after step 20. Not killed: {LATELY}"),
-        (
-            at(ends(stalled()), later=600.0),
-            "silent",
-            f"{SINCE} (10 min ago): {KILLED}. The run hung for 15.0 s after step 20: rank 0 is in data",
-        ),
-    ],
-)
-def test_the_state_is_said_in_a_sentence(run, expected, sentence):
-    assert (run.state, state(run)) == (expected, sentence)
-    assert " ".join(render(run).split()).startswith(sentence + ".")
+def test_states_and_cards_are_as_their_snapshot():
+    """`WRITE_SNAPSHOTS=1` writes it anew."""
+    shown = ""
+    for name, run in RUNS.items():
+        stacks = [f"rank {stall.rank} in {stall.stage}: {stall.stack}" for stall, _ in run.hanging]
+        lines = [f"=== {name}: {run.state}, {run.failure}, last sign {run.last_sign - BEGAN:g}", *stacks, render(run)]
+        shown += "".join([f"{line}\n" for line in lines])
+        assert " ".join(render(run).split()).startswith(state(run) + ".")
+    assert matches(Path(__file__).with_name("states.txt"), shown)
 
 
-@pytest.mark.parametrize(
-    "run",
-    [
-        at(ends(stalled(step=12))),
-        at(ends(stalled(), steps(21, 22), so_far=in_stall())),
-        at(ends(stalled(t=5.0), so_far=a_summary())),
-        at(ends(stalled(rank=1), so_far=a_summary())),
-    ],
-    ids=["an earlier step", "steps since", "a newer summary without a stall", "another rank's"],
-)
-def test_a_stall_that_is_over_is_no_hang(run):
-    assert run.state == "running"
-    assert run.hanging == []
-
-
-def test_copied_files_are_no_sign_of_life():
-    day = 86400.0
-    run = at(ends(copied=day), later=day)
-    assert (run.state, run.last_sign) == ("silent", BEGAN + 20.0)
-    assert at(ends(copied=day, pid=7), later=day).state == "running"  # a machine that was suspended
-
-
-def test_a_job_runs_as_long_as_a_rank_does():
-    silent = replace(ends(rank=1, world_size=3), signs=Signs(BEGAN - 600.0, None))
-    run = at(ends(world_size=3), silent)
-    assert run.state == "running"
-    assert [*notes(run)] == ["ranks without a summary and without a sign of life: 1", "ranks without a journal: 2"]
-    assert at(ends(a_summary(), world_size=2), ends(rank=1, world_size=2)).state == "running"
-
-
-def test_a_rank_that_failed_is_named():
-    run = at(ends(a_summary(), world_size=2), ends(FAILED, rank=1, world_size=2), later=99.0)
-    assert (run.state, run.failure) == ("failed", "rank 1: RuntimeError: no")
-
-
-def test_a_rank_that_ended_beside_a_silent_rank_has_ended():
-    run = at(ends(a_summary(), world_size=2), ends(rank=1, world_size=2), later=99.0)
-    assert run.state == "ended"
-    assert [*notes(run)] == ["ranks without a summary and without a sign of life: 1"]
-
-
-def test_the_stack_is_that_of_the_rank_that_is_blamed():
-    said = "Rank 1 is in data: loader.py:41. Rank 0 waits in backward."
-    waits = stalled(0, "backward", stack=("train.py:9 main",))
-    first = ends(waits, stalled(1, stack=()), so_far=in_stall(said), world_size=2)
-    run = at(first, ends(stalled(1, step=20), so_far=in_stall(), rank=1, world_size=2, pid=8))
-    assert [(one.rank, one.stage, one.stack[-1]) for one, _ in run.hanging] == [(1, "data", "loader.py:41 next")]
-    shown = render(run)
-    assert said.rstrip(".") in " ".join(shown.split())
-    assert (
-        "  stack of rank 1 in data (process 8), innermost line last:\n    train.py:3 main\n    loader.py:41 next\n"
-        in shown
-    )
-    alone = at(first)  # without the journal of rank 1
-    assert [(one.rank, one.stack) for one, _ in alone.hanging] == [(0, ("train.py:9 main",))]
-    assert facts(alone)["stall"] == {
+def test_facts_of_a_hang_name_rank_stage_and_stack():
+    assert facts(RUNS["a rank that is blamed without its journal"])["stall"] == {
         "seconds": 15.0,
-        "where": said,
+        "where": BLAMED,
         "ranks": [{"rank": 0, "stage": "backward", "stack": ["train.py:9 main"], "pid": None}],
     }
 
@@ -166,27 +122,13 @@ def test_runs_are_gathered_newest_first_by_their_last_attempt():
     assert [(run.lead.run.run_id, run.lead.run.attempt, len(run.ranks)) for run in found] == [("b", 1, 1), ("a", 2, 1)]
 
 
-def test_ranks_in_several_directories_are_one_run_and_copies_are_several():
+def test_ranks_in_several_directories_are_a_run_and_copies_are_several():
     first, second = at(ends(world_size=2)), at(ends(rank=1, world_size=2))
     assert [len(run.ranks) for run in merge([second, first])] == [2]
     assert [len(run.ranks) for run in merge([first, first, second])] == [2, 1]
 
 
-def test_without_a_summary_the_last_steps_give_the_pace():
-    run = at(ends())
-    assert run.step_seconds == 0.25
-    assert render(run).endswith("perf_callbacks: no summary on disk. The last steps took 250 ms each.")
-
-
-def test_a_summary_so_far_says_up_to_which_step():
-    run = at(ends(so_far=a_summary(step=15)))
-    assert run.lead.last_step == 20
-    assert render(run).endswith("\n  so far, up to step 15. The last steps took 250 ms each.")
-    assert render(at(ends(so_far=a_summary()))).endswith("\n  so far, up to step 20")
-
-
 def test_values_that_contradict_each_other_make_no_table():
-    run = at(ends(so_far=replace(a_summary(), included_seconds=1e308, stage_seconds={"data_time": 1e-308})))
-    evil = at(ends(so_far=replace(a_summary(), wall_seconds={"steps": float("inf")})))
-    assert "perf_callbacks: " in render(run)
-    assert "perf_callbacks: " in render(evil)
+    broken = {"included_seconds": 1e308, "stage_seconds": {"data_time": 1e-308}}
+    for changes in (broken, {"wall_seconds": {"steps": float("inf")}}):
+        assert "perf_callbacks: " in render(at(ends(so_far=replace(a_summary(), **changes))))

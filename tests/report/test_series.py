@@ -36,7 +36,7 @@ def test_a_bucket_has_the_least_the_mean_and_the_greatest_of_its_steps():
     assert "gc_time" not in drawn.shares
 
 
-def test_steps_in_no_row_are_in_no_bucket_and_a_lost_one_neither():
+def test_steps_in_no_row_and_lost_steps_are_in_no_bucket():
     lost = steps(1, 4, excluded=("first", None, None, None))
     fit = a_history(journal(lost, steps(9, 9)))
     assert series(fit, Axis([fit], BUCKETS)).times.mean == [None, 0.25, 0.25, 0.25, None, None, None, None, 0.25]
@@ -50,7 +50,7 @@ def test_some_steps_alone_can_be_drawn():
     assert (nothing.steps, nothing.axis.middles) == (0, [])
 
 
-def test_slow_steps_are_kept_one_by_one():
+def test_slow_steps_are_kept_by_themselves():
     fit = a_history(a_fit(0, world_size=2), a_fit(1, world_size=2))
     assert [(one.step, one.rank, one.reason) for one in outliers(fit, usual(fit))] == [(12, 1, None)]
 

@@ -3,9 +3,11 @@
 import json
 from collections import defaultdict
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from journals import PROFILE, a_fit, steps
+from snapshots import matches
 
 from perf_callbacks.kernel.records.codec import Entry
 from perf_callbacks.kernel.records.fit_records import Steps
@@ -71,53 +73,35 @@ def test_ranks_are_aligned_at_the_ends_of_their_steps():
     assert apart[-1] == pytest.approx(937_500)
 
 
-def test_what_happened_beside_the_steps_is_there():
-    found = events(a_fit(0))
-    [evaluation] = [event for event in found if event["name"] == "evaluation"]
-    assert (evaluation["ts"], evaluation["dur"], evaluation["tid"]) == (2_500_000, 2_000_000, 2)
-    [counted, pause, stall] = [event for event in found if event["ph"] == "i"]
-    assert (counted["name"], counted["ts"]) == ("FLOP count", 500_000)
-    assert (pause["name"], pause["ts"]) == ("collection", 1_000_000)
-    assert pause["args"] == {"step": 4, "what": "garbage collection 125 ms, generation 2, rank 0, automatic"}
-    assert (stall["name"], stall["args"]["what"]) == ("stall", "rank 0 in data for 61.0 s")
-    [eleventh] = [event for event in found if event.get("args", {}).get("step") == 11 and event["name"] == "step"]
-    assert eleventh["ts"] + eleventh["dur"] == pytest.approx(4_750_000)
+LOST = Steps(step=(21, 22, 23), step_time=(0.25, None, 0.25))
+SLOW = [Entry(30.0, Straggler(step=5, rank=rank, cause="data", seconds_lost=1.5)) for rank in (1, 7)]
+PROFILES = [Entry(20.0, PROFILE), Entry(21.0, replace(PROFILE, first_step=None))]
+TRACES = {
+    "a rank": ([a_fit(0)], None),
+    "stragglers": ([[*a_fit(0, world_size=2), *SLOW], a_fit(1, world_size=2)], range(4, 7)),
+    "two attempts": (
+        [[*a_fit(0, summary=False), *a_fit(0, attempt=2, step=20, started_unix=60.0)]], range(20, 24),
+    ),
+    "a step without a time": (
+        [[*a_fit(0, summary=False), Entry(90.0, LOST), Entry(91.0, steps(24, 30))]], range(20, 25),
+    ),
+    "profiles": ([[*a_fit(0), *PROFILES]], range(6, 9)),
+    "profiles of other steps": ([[*a_fit(0), *PROFILES]], range(7, 9)),
+    "a profile whose trace was not kept": ([[*a_fit(0), Entry(20.0, replace(PROFILE, trace=None))]], range(5, 7)),
+}  # fmt: skip
+"""By name: journals, and the steps that are shown."""
 
 
-def test_a_straggler_is_marked_at_the_end_of_its_step_on_its_rank():
-    slow = [Straggler(step=5, rank=rank, cause="data", seconds_lost=1.5) for rank in (1, 7)]
-    journal = [*a_fit(0, world_size=2), *[Entry(30.0, one) for one in slow]]
-    found = [event for event in events(journal, a_fit(1, world_size=2)) if event["name"] == "straggler"]
-    assert [(event["pid"], event["ts"], event["args"]["what"]) for event in found] == [
-        (1, 1_250_000, "rank 1 cost 1.50 s: waiting for data"),
-        (0, 1_250_000, "rank 7 cost 1.50 s: waiting for data"),
-    ]
-
-
-def test_an_attempt_begins_where_the_one_before_has_ended():
-    journal = [*a_fit(0, summary=False), *a_fit(0, attempt=2, step=20, started_unix=60.0)]
-    begins = [event["ts"] for event in events(journal) if event["name"] == "step"]
-    assert begins[20] == 60_000_000
-
-
-def test_some_steps_alone_and_steps_without_a_time():
-    lost = Steps(step=(21, 22, 23), step_time=(0.25, None, 0.25))
-    journal = [*a_fit(0, summary=False), Entry(90.0, lost), Entry(91.0, steps(24, 30))]
-    found = [event["args"]["step"] for event in events(journal, within=range(20, 25)) if event["name"] == "step"]
-    assert found == [20, 21, 23, 24]
-
-
-def test_profiled_steps_are_a_slice_that_names_the_kept_trace():
-    records = [*a_fit(0), Entry(20.0, PROFILE), Entry(21.0, replace(PROFILE, first_step=None))]
-    [found] = [event for event in events(records) if event["name"] == "profile"]
-    assert (found["ph"], found["tid"], found["ts"], found["dur"]) == ("X", 2, 1_000_000, 500_000)
-    assert (found["args"]["steps"], found["args"]["trace"]) == ("5 to 6", "profile0-5.json.gz")
-    assert found["args"]["what"].startswith(
-        "The device (NVIDIA H100 80GB HBM3) was busy for 50% of 2 steps, each 1.00 s."
-    )
-    assert [event["name"] for event in events(records, within=range(6, 9)) if event["name"] == "profile"]
-    assert not [event for event in events(records, within=range(7, 9)) if event["name"] == "profile"]
-    [found] = [
-        one for one in events([*a_fit(0), Entry(20.0, replace(PROFILE, trace=None))]) if one["name"] == "profile"
-    ]
-    assert found["args"]["trace"] == "not kept"
+def test_traces_are_as_their_snapshot():
+    """`WRITE_SNAPSHOTS=1` writes it anew. Stages are left out."""
+    shown = ""
+    for name, (journals, within) in TRACES.items():
+        shown += f"=== {name}\n"
+        for event in events(*journals, within=within):
+            times = [f"{event[key]:.0f}" for key in ("ts", "dur") if key in event]
+            if event["name"] not in {"data", "forward", "backward"}:
+                facts = [f"{key}={value}" for key, value in event.get("args", {}).items()]
+                shown += (
+                    " ".join([event["ph"], str(event["pid"]), str(event["tid"]), event["name"], *times, *facts]) + "\n"
+                )
+    assert matches(Path(__file__).with_name("traces.txt"), shown)

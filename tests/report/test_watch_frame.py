@@ -45,7 +45,7 @@ def test_a_frame_is_as_its_snapshot(case, columns):
 
 @each_row("columns", [5, 20, 40, 80, 200])
 @each_row("case", CASES)
-def test_the_first_lines_say_what_matters(case, columns):
+def test_the_first_lines_say_the_most_important(case, columns):
     lines = seen(case, columns)
     said = " ".join(plain(line) for line in lines[:6]) if columns > 40 else " ".join(map(plain, lines[:14]))
     wanted = {
@@ -75,58 +75,32 @@ def test_the_slow_rank_is_first_and_marked():
     assert [plain(line)[:6].strip() for line in lines[heading + 2 : heading + 5]] == ["0", "1", "2"]
 
 
-def test_a_single_pause_makes_no_rank_slow():
-    pause = Entry(290.0, Straggler(step=960, rank=2, cause="gc", seconds_lost=0.06))
-    run = RecordedRun(tuple(ends(*[pause] * (not rank), rank=rank, ranks=4) for rank in range(4)), BEGAN + LASTS)
-    text = [plain(line) for line in watch_frame.frame(run, Paces().current(run), TerminalSize(columns=80))]
-    assert "rank 2 cost 60.0 ms: garbage collection" in text[-1]
-    assert not any("slow" in line or line.startswith(">") for line in text)
+PAUSE = Entry(290.0, Straggler(step=960, rank=2, cause="gc", seconds_lost=0.06))
+SLOW = Entry(299.0, Straggler(step=1000, rank=40, cause="data", seconds_lost=3.75, steps=50))
+FULL = ends(so_far=so_far(step=50_000))
+DEAD = straggler()
+DEAD[1] = replace(DEAD[1], signs=Signs(BEGAN + LASTS - 100.0, None))
+OTHERS = {
+    "a single pause": [ends(*[PAUSE] * (not rank), rank=rank, ranks=4) for rank in range(4)],
+    "64 ranks": [ends(*[SLOW] * (not rank), rank=rank, ranks=64) for rank in range(64)],
+    "a process that is gone": [replace(healthy()[0], signs=Signs(BEGAN + LASTS, None, 4711))],
+    "a rank that died": DEAD,
+    "a slow rank that no record names": [
+        ends(ranks=2, so_far=so_far(findings=())), ends(rank=1, ranks=2, wait=0.15),
+    ],
+    "a full journal": [replace(FULL, latest=(Entry(9.0, FULL.latest[0].record),))],
+    "an unknown step time": [ends(so_far=so_far(included_steps=0, included_seconds=0.0))],
+}  # fmt: skip
 
 
-def test_a_rank_that_hangs_is_first_with_its_line():
-    text = [plain(line) for line in seen("hang", 80)]
-    heading = next(place for place, line in enumerate(text) if line.lstrip().startswith("rank  "))
-    assert text[heading + 1].split() == [">", "2", "data", "60.0", "s", "/data/jobs/loader.py:41", "fetch"]
-    assert "  stack of rank 2 in data (process 4713), innermost line last:" in text
-
-
-def test_of_many_ranks_the_worst_are_shown():
-    slow = Entry(299.0, Straggler(step=1000, rank=40, cause="data", seconds_lost=3.75, steps=50))
-    many = [ends(*[slow] * (rank == 0), rank=rank, ranks=64) for rank in range(64)]
-    run = RecordedRun(tuple(many), BEGAN + LASTS + 1.0)
-    text = [
-        plain(line)
-        for line in watch_frame.frame(run, Paces().current(run), TerminalSize(columns=80, rows=30), "q quit")
-    ]
-    first = next(place for place, line in enumerate(text) if line.lstrip().startswith("rank  "))
-    assert text[first + 1].startswith(">   40  slow: waiting for data")
-    shown = 1 + sum(line[:6].strip().isdigit() for line in text)
-    assert f"  and {64 - shown} ranks more" in text
-
-
-def test_a_gone_process_is_said_at_once():
-    run = RecordedRun((replace(healthy()[0], signs=Signs(BEGAN + LASTS, None, 4711)),), BEGAN + LASTS + 1.0)
-    assert run.state == "silent"
-    assert "process 4711 is gone: it was killed, crashed, or ended while its disk was full" in " ".join(
-        plain(line) for line in watch_frame.frame(run, Paces().current(run), TerminalSize(columns=200))
-    )
-
-
-def test_a_rank_that_died_is_marked():
-    ranks = straggler()
-    ranks[1] = replace(ranks[1], signs=Signs(BEGAN + LASTS - 100.0, None))
-    run = RecordedRun(tuple(ranks), BEGAN + LASTS + 1.5)
-    text = [plain(line) for line in watch_frame.frame(run, Paces().current(run), TerminalSize(columns=80))]
-    assert any(line.startswith(">    1  silent for 102 s") for line in text)
-    assert "Note: ranks without a summary and without a sign of life: 1." in text
-
-
-def test_ranks_that_no_record_names_are_not_called_slow():
-    ranks = [ends(ranks=2, so_far=so_far(findings=())), ends(rank=1, ranks=2, wait=0.15)]
-    run = RecordedRun(tuple(ranks), BEGAN + LASTS)
-    lines = [plain(line) for line in watch_frame.frame(run, Paces().current(run), TerminalSize(columns=80))]
-    assert not any(line.startswith(">") for line in lines)
-    assert not any("slow" in line for line in lines)
+def test_frames_of_other_runs_are_as_their_snapshot():
+    shown = ""
+    for name, ranks in OTHERS.items():
+        run = RecordedRun(tuple(ranks), BEGAN + LASTS + 1.5)
+        size = TerminalSize(columns=80, rows=30 if len(ranks) > 4 else None)
+        lines = map(plain, watch_frame.frame(run, Paces().current(run), size, "q quit"))
+        shown += f"=== {name}\n" + "".join([f"{line}\n" for line in lines])
+    assert matches(SNAPSHOTS / "others.txt", shown)
 
 
 def test_the_pace_of_an_unchanged_rank_is_kept():
@@ -158,37 +132,17 @@ def test_events_of_all_ranks_are_in_the_order_in_which_they_happened(tmp_path, c
     ]  # fmt: skip
 
 
-def test_a_full_journal_has_no_last_steps():
-    rank = ends(so_far=so_far(step=50_000))
-    run = RecordedRun((replace(rank, latest=(Entry(9.0, rank.latest[0].record),)),), BEGAN + LASTS)
-    text = [plain(line) for line in watch_frame.frame(run, Paces().current(run), TerminalSize(columns=80))]
-    assert any(line.startswith("  the last steps are not on disk, whole run 250 ms") for line in text)
-    assert not any("no new step" in line or "stages" in line for line in text)
-
-
 def test_without_a_run_the_place_is_said():
     lines = watch_frame.waiting("out\x1b[2J", TerminalSize(columns=80, rows=10), "q quit")
     assert plain(lines[0]) == "no run yet in out?[2J; waiting. A run writes perf_callbacks/rank<k>.jsonl."
     assert len(lines) == 10
-
-
-@pytest.mark.parametrize("rows", [1, 3, 24])
-def test_a_frame_without_a_run_fits_into_the_terminal(rows):
-    lines = [plain(line) for line in watch_frame.waiting("/data/" + "jobs" * 20, TerminalSize(columns=40, rows=rows))]
-    assert len(lines) == rows
-    assert max(map(len, lines)) <= 40
+    for rows in (1, 3, 24):
+        narrow = watch_frame.waiting("/data/" + "jobs" * 20, TerminalSize(columns=40, rows=rows))
+        assert (len(narrow), max(map(len, map(plain, narrow))) <= 40) == (rows, True)
 
 
 @pytest.mark.parametrize("rows", [12, 14, 16, 24])
 def test_of_a_stack_the_innermost_lines_stay(rows):
     text = [plain(line) for line in seen("hang", 40, rows, "q quit")]
     heading = next(place for place, line in enumerate(text) if line.startswith("  stack of rank 2"))
-    end = text.index("", heading)
-    assert text[end - 1] == "    /data/jobs/loader.py:41 fetch"
-
-
-def test_a_run_whose_step_time_is_unknown_says_nothing_about_it():
-    run = RecordedRun((ends(so_far=so_far(included_steps=0, included_seconds=0.0)),), BEGAN + LASTS)
-    text = [plain(line) for line in watch_frame.frame(run, Paces().current(run), TerminalSize(columns=80))]
-    assert any("steps took" in line for line in text)
-    assert not any("whole run" in line for line in text)
+    assert text[text.index("", heading) - 1] == "    /data/jobs/loader.py:41 fetch"

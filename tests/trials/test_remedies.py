@@ -11,44 +11,38 @@ from perf_callbacks.trials.plan import TrialOutcome
 from perf_callbacks.trials.remedies import GROUPS, REMEDIES, candidates, of_finding, settings
 
 WORDINGS = Path(__file__).parents[1] / "advice" / "wordings.txt"
-LINES = sorted(set(re.findall(r"^  try (.*)$", WORDINGS.read_text(encoding="utf-8"), re.MULTILINE)))
+LINES = sorted(set(re.findall(r"^  (?:\w+: )?try (.*)$", WORDINGS.read_text(encoding="utf-8"), re.MULTILINE)))
 
 EXPECTED = {
-    "DataLoader(num_workers=2)": ("workers", 2),
-    "TrainingArguments(dataloader_num_workers=2)": ("workers", 2),
-    "DataLoader(num_workers=5)": ("workers", 5),
-    "loading in the background, as DataLoader(num_workers=2) does": ("workers", 2),
-    "num_workers=7": ("workers", 7),
-    "DataLoader(num_workers=2, persistent_workers=True)": ("persistence", None),
-    "TrainingArguments(dataloader_persistent_workers=True)": ("persistence", None),
-    "DataLoader(num_workers=1)": ("workers", 1),
-    "DataLoader(num_workers=3)": ("workers", 3),
-    "DataLoader(num_workers=2, prefetch_factor=4)": ("prefetch", 4),
-    "TrainingArguments(dataloader_prefetch_factor=4)": ("prefetch", 4),
-    "OMP_NUM_THREADS=1": ("threads", 1),
-    "OMP_NUM_THREADS=2": ("threads", 2),
-    "OMP_NUM_THREADS=5": ("threads", 5),
-    "OMP_NUM_THREADS=8": ("threads", 8),
-    "OMP_NUM_THREADS=7, if the operations are large": ("threads", 7),
-    "TrainingArguments(logging_steps=50)": ("logging", 50),
-    "Trainer(log_every_n_steps=50)": ("logging", 50),
-    "TrainingArguments(logging_nan_inf_filter=False)": ("nan_filter", None),
-    "model.activation_checkpointing_disable(), or checkpointing fewer layers": ("checkpointing", None),
-    "TrainingArguments(activation_checkpointing=False)": ("checkpointing", None),
-    'from_pretrained(..., attn_implementation="sdpa")': ("attention", None),
-    "torch.optim.AdamW(..., fused=True)": ("optimizer", None),
-    'TrainingArguments(optim="adamw_torch_fused")': ("optimizer", None),
-    "PERF_CALLBACKS_GC=sync": ("gc", None),
-    "PERF_CALLBACKS_GC=sync, so that all ranks collect at the same step": ("gc", None),
-    'TrainingArguments(train_sampling_strategy="batch_rebalance") of transformers 5.23, or packing': (
-        "rebalance",
-        None,
-    ),
-    'torch.set_float32_matmul_precision("high")': ("precision", None),
-    "torch.compile(model)": ("compile", None),
-    "TrainingArguments(torch_compile=True)": ("compile", None),
+    "DataLoader(num_workers=#)": "workers",
+    "TrainingArguments(dataloader_num_workers=#)": "workers",
+    "loading in the background, as DataLoader(num_workers=#) does": "workers",
+    "num_workers=#": "workers",
+    "DataLoader(num_workers=#, persistent_workers=True)": "persistence",
+    "TrainingArguments(dataloader_persistent_workers=True)": "persistence",
+    "DataLoader(num_workers=#, prefetch_factor=#)": "prefetch",
+    "TrainingArguments(dataloader_prefetch_factor=#)": "prefetch",
+    "OMP_NUM_THREADS=#": "threads",
+    "OMP_NUM_THREADS=#, if the operations are large": "threads",
+    "TrainingArguments(logging_steps=#)": "logging",
+    "Trainer(log_every_n_steps=#)": "logging",
+    "TrainingArguments(logging_nan_inf_filter=False)": "nan_filter",
+    "model.activation_checkpointing_disable(), or checkpointing fewer layers": "checkpointing",
+    "TrainingArguments(activation_checkpointing=False)": "checkpointing",
+    'from_pretrained(..., attn_implementation="sdpa")': "attention",
+    "torch.optim.AdamW(..., fused=True)": "optimizer",
+    'TrainingArguments(optim="adamw_torch_fused")': "optimizer",
+    "PERF_CALLBACKS_GC=sync": "gc",
+    "PERF_CALLBACKS_GC=sync, so that all ranks collect at the same step": "gc",
+    'TrainingArguments(train_sampling_strategy="batch_rebalance") of transformers #.#, or packing': "rebalance",
+    'torch.set_float#_matmul_precision("high")': "precision",
+    "torch.compile(model)": "compile",
+    "TrainingArguments(torch_compile=True)": "compile",
 }
-"""Each line of advice that a trial can apply, with the name of its remedy and its number."""
+"""Each line of advice that a trial can apply, with the name of its remedy. `#` is a number."""
+
+NUMBERED = {"workers", "prefetch", "threads", "logging"}
+"""Remedies that take the last number of their line."""
 
 
 def finding(line, cause="data", share=0.5):
@@ -63,20 +57,17 @@ def names(found):
     return [(one.remedy.name, one.value) for one in found]
 
 
-def test_the_lines_of_the_table_are_lines_of_rules():
-    assert [line for line in EXPECTED if line not in LINES] == []
-
-
 @each_row("line", LINES)
 def test_a_line_calls_for_its_remedy(line):
-    found = of_finding(finding(line))
-    if line not in EXPECTED:
-        assert found is None
-        return
-    assert (found.remedy.name, found.value) == EXPECTED[line]
-    assert found.line == line
-    assert found.promised == (1.0, 2.0)
-    assert found.called_for
+    candidate, name = of_finding(finding(line)), EXPECTED.get(re.sub(r"\d+", "#", line))
+    assert (candidate and candidate.remedy.name) == name
+    if candidate is not None:
+        assert candidate.value == (int(re.findall(r"\d+", line)[-1]) if name in NUMBERED else None)
+        assert (candidate.line, candidate.promised, candidate.called_for) == (line, (1.0, 2.0), True)
+
+
+def test_the_lines_of_the_table_are_lines_of_rules():
+    assert {*EXPECTED} <= {re.sub(r"\d+", "#", line) for line in LINES}
 
 
 def test_the_largest_finding_gives_the_number():
@@ -90,7 +81,7 @@ def test_compilation_is_tried_on_request_only():
 
 
 @pytest.mark.parametrize("cpus", [1, 8])
-def test_only_tries_what_no_finding_calls_for(cpus):
+def test_a_group_is_tried_without_a_finding(cpus):
     assert not any([one.called_for for one in candidates(probe(), GROUPS, cpus)])
     tried = names(candidates(probe(), GROUPS, cpus))
     number = max(1, cpus - 1)
@@ -101,7 +92,7 @@ def test_only_tries_what_no_finding_calls_for(cpus):
     assert "{" not in "".join([one.line + one.title for one in candidates(probe(), GROUPS, cpus)])
 
 
-def test_only_keeps_the_number_of_a_finding():
+def test_a_group_keeps_the_number_of_a_finding():
     assert names(candidates(probe("DataLoader(num_workers=3)"), ("loader",), 8)) == [("workers", 3)]
 
 

@@ -163,10 +163,10 @@ class BusyLines(Observer):
         stage, turned = engine.tape.turned()
         while perf_counter() - began < SETTLE_SECONDS:
             pass
-        computes, cpu_seconds = self._runs(), self._cpu_seconds
+        computes, cpu_seconds = self.computes(), self._cpu_seconds
         return Look((step, turned), stage, position, computes, None if cpu_seconds is None else cpu_seconds())
 
-    def _runs(self) -> bool:
+    def computes(self) -> bool:
         if self._cpu_seconds is None:
             return False
         began, before = perf_counter(), self._cpu_seconds()

@@ -51,7 +51,7 @@ def begin(recorder: Recorder, context: FitContext) -> Observer:
     try:
         facts = read(context.model, context.objects(), integration=recorder.run.door, device=recorder.device)
         facts = replace(facts, gc=recorder.config.gc)
-        since = _Since(facts.cpus, facts.ranks_on_cpus)
+        since = MachineLoad(facts.cpus, facts.ranks_on_cpus)
         waits, lines = EpochWaits(recorder), BusyLines(recorder)
         updates = _updates(recorder, context.objects(), facts)
     except Exception as error:  # noqa: BLE001 models and loaders may be anything
@@ -79,7 +79,7 @@ class _Failed(Observer):
 class Advice(Observer):
     """Applies the rules to the facts that were read when the fit began, and to the facts of all observers."""
 
-    def __init__(self, recorder: Recorder, facts: Facts, since: "_Since") -> None:
+    def __init__(self, recorder: Recorder, facts: Facts, since: "MachineLoad") -> None:
         self._recorder = recorder
         self._failures = set[str]()
         self._ranks, self._notes = exchange.exchange_of(recorder), FindingNotes()
@@ -213,7 +213,7 @@ def read(model: nn.Module | None, objects: TrainingObjects, *, integration: str,
     )
 
 
-class _Since:
+class MachineLoad:
     """CPU times that the system has counted since the fit began."""
 
     def __init__(self, cpus: int | None, sharing: int) -> None:

@@ -44,7 +44,7 @@ def run(arguments: argparse.Namespace) -> int:  # noqa: ARG001 the command has n
         print("Nothing is measured: PERF_CALLBACKS switches it off.")
     values = settings_lines(settings)
     print("\n".join(["", f"Settings from outside: {'' if values else 'none.'}".rstrip(), *values, *settings.remarks]))
-    print("\n".join(_section(accelerate_config.default_path(os.environ))))
+    print("\n".join(section(accelerate_config.default_path(os.environ))))
     return 0
 
 
@@ -60,9 +60,9 @@ def no_effect() -> str | None:
     return f"{autoload.SWITCH}={os.environ[autoload.SWITCH]} has no effect here."
 
 
-def _section(path: Path | None) -> Iterator[str]:
+def section(path: Path | None) -> Iterator[str]:
     try:
-        if path is None or not (_installed("accelerate") and path.is_file()):
+        if path is None or not (installed("accelerate") and path.is_file()):
             return
         entries = accelerate_config.load(path).entries
         parse(entries)
@@ -76,13 +76,13 @@ def _section(path: Path | None) -> Iterator[str]:
 
 def _rows() -> Iterator[tuple[str, str]]:
     for name, package in (("Hugging Face Trainer", "transformers"), ("Accelerate loop", "accelerate")):
-        yield name, _armed() if _installed(package) else f"{package} is not installed"
+        yield name, _armed() if installed(package) else f"{package} is not installed"
     for package, tree in TREES.items():
-        yield f"Trainer of {tree}", _by_entry_point(tree) if _installed(package) else f"{package} is not installed"
+        yield f"Trainer of {tree}", _by_entry_point(tree) if installed(package) else f"{package} is not installed"
     yield "other PyTorch loop", "not measured: use perf_callbacks.loop.measure"
 
 
-def _installed(package: str) -> bool:
+def installed(package: str) -> bool:
     try:
         # Not `find_spec`, which finds any folder of that name, such as an uninstall's leftovers.
         metadata.version(package)

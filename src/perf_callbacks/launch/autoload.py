@@ -118,8 +118,8 @@ def _safely(act: Callable[..., Any], *arguments: object) -> Any:
     except Exception as error:  # noqa: BLE001 an observer never ends the run
         _let_pass(error)
         complaint = f"perf_callbacks is off: {error}"
-        if complaint not in _complaints:
-            _complaints.add(complaint)
+        if complaint not in COMPLAINTS:
+            COMPLAINTS.add(complaint)
             _say(complaint)
         return None
 
@@ -131,7 +131,7 @@ def _let_pass(error: Exception) -> None:
     let_pass(error)
 
 
-_complaints: set[str] = set()
+COMPLAINTS: set[str] = set()
 
 
 def _say(sentence: str) -> None:

@@ -38,19 +38,19 @@ class Sender(HelperProcess):
     def __init__(self, command: Sequence[str], lost: dict[str, Any] | None, seconds: float = COMMAND_SECONDS) -> None:
         """`lost` is the event that the command gets if this process is killed or crashes."""
         setup = {"command": list(command), "seconds": seconds, "lost": lost}
-        self._lock = threading.RLock()  # a signal handler that ends a fit may interrupt a call
+        self.lock = threading.RLock()  # a signal handler that ends a fit may interrupt a call
         self._unsent = bytearray(json.dumps(setup).encode() + b"\n")
         self._events = self._answered = 0
         self._leaving = self._logged = False
         self._trouble: str | None = None  # the first failure of the command
         super().__init__("-S", side_process.__file__)
-        _all.add(self)
+        SENDERS.add(self)
         self._flush()
         WATCHDOG.watch(self)
 
     def send(self, line: bytes, *, last: bool = False) -> bool:
         """Return False if the event was dropped. After a `last` event, the side process ends."""
-        with self._lock:
+        with self.lock:
             if self._leaving or len(self._unsent) + len(line) > MOST_UNSENT:
                 return False
             self._unsent += line
@@ -61,14 +61,14 @@ class Sender(HelperProcess):
 
     def note_step(self, step: int) -> None:
         """The side process reports this step if this process is killed or crashes."""
-        with self._lock:
+        with self.lock:
             if not self._unsent and not self._leaving:
                 self._unsent += json.dumps({"step": step}).encode() + b"\n"
                 self._flush()
 
     def dismiss(self) -> None:
         """Let the side process end after the events that were already sent. Idempotent."""
-        with self._lock:
+        with self.lock:
             if not self._leaving:
                 self._leaving = True
                 self._unsent += b"\n"
@@ -76,9 +76,9 @@ class Sender(HelperProcess):
 
     def tick(self, now: float) -> bool:  # noqa: ARG002 the watchdog calls with the time
         """Send waiting events, and log the command's first failure. Return False once the side process has ended."""
-        with self._lock:
+        with self.lock:
             self._flush()
-            runs = not self.over or self._process.poll() is None
+            runs = not self.over or self.process.poll() is None
             if not runs:
                 self.disown()
             trouble = None if self._logged else self._trouble
@@ -95,20 +95,20 @@ class Sender(HelperProcess):
 
     def disown(self) -> None:
         """Close the socket, but let the side process go on. Idempotent."""
-        _all.discard(self)
+        SENDERS.discard(self)
         self._leaving = True
-        self._lock = threading.RLock()  # in a forked child, a thread that is gone may hold the old lock
-        let_go(self._socket, self._process)
+        self.lock = threading.RLock()  # in a forked child, a thread that is gone may hold the old lock
+        let_go(self.socket, self.process)
 
     def _flush(self) -> None:
-        for answer in self._lines():
+        for answer in self.lines():
             self._answered += 1
             self._trouble = self._trouble or json.loads(answer)
         try:
             if self._unsent and self.over:
                 raise BrokenPipeError(EPIPE, os.strerror(EPIPE))
-            while self._unsent and self._socket.fileno() >= 0:
-                del self._unsent[: self._socket.send(self._unsent, NO_SIGNAL)]
+            while self._unsent and self.socket.fileno() >= 0:
+                del self._unsent[: self.socket.send(self._unsent, NO_SIGNAL)]
         except OSError as error:
             let_pass(error)
             if isinstance(error, BlockingIOError):  # the socket is full
@@ -118,13 +118,13 @@ class Sender(HelperProcess):
             self._unsent.clear()
 
 
-_all: set[Sender] = set()
+SENDERS: set[Sender] = set()
 """Keeps each sender alive while its side process runs, even after the end of its fit."""
 
 
 def _at_exit() -> None:
     deadline = monotonic() + EXIT_SECONDS
-    for sender in [*_all]:
+    for sender in [*SENDERS]:
         while sender.tick(0.0) and not sender.heard and monotonic() < deadline:
             sleep(POLL_SECONDS)
         sender.disown()
@@ -132,7 +132,7 @@ def _at_exit() -> None:
 
 def _in_child() -> None:
     with suppress(Exception):  # our errors must not stop a worker
-        for sender in [*_all]:
+        for sender in [*SENDERS]:
             sender.disown()
 
 

@@ -19,7 +19,7 @@ GainInterval = tuple[float, float, float]
 """Speedup as a factor: lower end of its 95 % interval, measured, upper end."""
 
 
-def _path(identity: Identity) -> Path:
+def gains_path(identity: Identity) -> Path:
     return cache_directory() / f"try-{hashlib.sha256(msgspec.json.encode(identity)).hexdigest()[:16]}.json"
 
 
@@ -37,7 +37,7 @@ def store(result: TrialResults) -> None:
     }
     if not gains or result.identity is None:
         return
-    path = _path(result.identity)
+    path = gains_path(result.identity)
     with suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
         atomic_file.replace(path, msgspec.json.encode(gains))
@@ -46,7 +46,7 @@ def store(result: TrialResults) -> None:
 def of_run(run: Run) -> dict[str, GainInterval]:
     """By change; may be empty."""
     with suppress(OSError, ValueError, msgspec.DecodeError):
-        return msgspec.json.decode(_path(Identity.from_run(run)).read_bytes(), type=dict[str, GainInterval])
+        return msgspec.json.decode(gains_path(Identity.from_run(run)).read_bytes(), type=dict[str, GainInterval])
     return {}
 
 

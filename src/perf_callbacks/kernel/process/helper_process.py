@@ -20,10 +20,10 @@ class HelperProcess:
         """Start Python in isolated mode (`-I`), in a process session of its own."""
         self.over = False
         self._received = bytearray()
-        self._socket, theirs = socket.socketpair()
+        self.socket, theirs = socket.socketpair()
         try:
             with theirs:
-                self._process = subprocess.Popen(  # noqa: S603 our own file
+                self.process = subprocess.Popen(  # noqa: S603 our own file
                     [sys.executable, "-I", *arguments],
                     stdin=theirs.fileno(),
                     stdout=theirs.fileno(),
@@ -32,15 +32,15 @@ class HelperProcess:
                     env=env,
                 )
         except BaseException:
-            self._socket.close()
+            self.socket.close()
             raise
-        self._socket.setblocking(False)
+        self.socket.setblocking(False)
 
-    def _lines(self) -> list[bytes]:
-        self._process.poll()  # the started process forks, and ends at once
+    def lines(self) -> list[bytes]:
+        self.process.poll()  # the started process forks, and ends at once
         try:
-            while not self.over and self._socket.fileno() >= 0:
-                chunk = self._socket.recv(65_536)
+            while not self.over and self.socket.fileno() >= 0:
+                chunk = self.socket.recv(65_536)
                 self.over = not chunk
                 self._received += chunk
         except OSError as error:

@@ -20,7 +20,7 @@ _OURS = str(Path(__file__).parents[2])
 _INSTALLED = tuple(sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib", "purelib", "platlib"))
 _BACKWARD = "torch.autograd"
 _COLLECTIVES = ("torch.distributed", "torch.nn.parallel.distributed", _BACKWARD)
-_LOOPS = ("accelerate.", "lightning.", "pytorch_lightning.", "torch.utils.data.", "transformers.", "trl.")
+FRAMEWORKS = ("accelerate.", "lightning.", "pytorch_lightning.", "torch.utils.data.", "transformers.", "trl.")
 """Frameworks with their own training loop. While the program calls into one, `position` returns None."""
 _OPERATIONS = "torch._ops"
 _TORCH = "torch."
@@ -120,7 +120,7 @@ class Position(NamedTuple):
 
 
 def position(thread: int, outer: Collection[int] = ()) -> Position | None:
-    """None: the innermost line called a framework of `_LOOPS`. Frames whose ids are in `outer` hold no position."""
+    """None: the innermost line called a framework of `FRAMEWORKS`. Frames whose ids are in `outer` hold no position."""
     return _position(sys._current_frames().get(thread), outer)  # noqa: SLF001 as above
 
 
@@ -147,7 +147,7 @@ def _position(frame: FrameType | None, outer: Collection[int] = ()) -> Position 
         if id(caller) in outer:
             return None
         if _is_own(caller.f_code.co_filename):
-            if called.startswith(_LOOPS):
+            if called.startswith(FRAMEWORKS):
                 return None
             in_torch = called.startswith(_TORCH) and not called.startswith(_FUNCTIONS)
             polls = any([start <= caller.f_lasti <= stop for start, stop in _polling(caller.f_code)])
