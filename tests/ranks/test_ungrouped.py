@@ -6,7 +6,7 @@ import types
 import pytest
 import torch
 from fakes import FakeClock
-from launching import free_port, python
+from jobs import IMPORTS, Job
 
 from perf_callbacks import PerfConfig
 from perf_callbacks.kernel.fit.place import Place
@@ -94,16 +94,12 @@ def test_a_fit_without_steps_says_nothing(fit, caplog):
     ],
     ids=["no launcher", "one process", "no number", "another rank", "without torchrun"],
 )
-def test_where_torchrun_started_no_job_nothing_is_watched(fit, environ):
+def test_a_process_that_torchrun_started_in_no_job_is_not_watched(fit, environ):
     assert fit(environ=environ)[1] is None
 
 
-def test_a_job_with_a_group_is_not_watched(fit):
-    assert fit(world_size=2)[1] is None
-
-
 def test_a_fit_on_rank_0_after_the_job_is_not_watched(fit, monkeypatch):
-    fit(world_size=2)
+    assert fit(world_size=2)[1] is None
     assert fit()[1] is None
     monkeypatch.setattr(ungrouped, "FORMED", set())
     recorder, _ = fit()
@@ -138,51 +134,38 @@ def test_a_framework_that_counts_one_process_trains_alone_beside_a_group(fit, ca
 
 @pytest.mark.parametrize("library", ["horovod", "torch.distributed.rpc.api"])
 def test_groups_of_another_kind_are_groups(fit, caplog, monkeypatch, library):
-    found = types.ModuleType(library)
-    found._is_current_rpc_agent_set = lambda: True
-    monkeypatch.setitem(sys.modules, library, found)
+    module = types.ModuleType(library)
+    module._is_current_rpc_agent_set = lambda: True
+    monkeypatch.setitem(sys.modules, library, module)
     recorder, _ = fit()
     steps(recorder, 10)
     recorder.close()
     assert caplog.messages == []
 
 
-SCRIPT = """
-import sys
+PROGRAMS = {
+    "loop": """
 import torch
+from jobs.rank import plan
 from perf_callbacks import PerfConfig
 from perf_callbacks.loop import measure
 model = torch.nn.Linear(4, 4)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-config = PerfConfig(output_dir=sys.argv[1], window=5)
-if sys.argv[2] == "before":
+config, when = PerfConfig(output_dir=plan()["directory"], window=5), plan()["when"]
+if when == "before":
     torch.distributed.init_process_group("gloo")
 with measure(model=model, optimizer=optimizer, loader=[torch.ones(2, 4)] * 12, config=config) as perf:
-    if sys.argv[2] == "within":
+    if when == "within":
         torch.distributed.init_process_group("gloo")
     for batch in perf.loader:
         model(batch).sum().backward()
         optimizer.step()
-if sys.argv[2] != "never":
+if when != "never":
     torch.distributed.destroy_process_group()
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("when", "times"), [("never", 1), ("before", 0), ("within", 0)])
-def test_two_processes_of_torchrun(tmp_path, when, times):
-    script = tmp_path / "train.py"
-    script.write_text(SCRIPT, encoding="utf-8")
-    launcher = ["-m", "torch.distributed.run", "--nproc_per_node", "2", "--master_port", str(free_port())]
-    status, said = python(*launcher, script, tmp_path / "out", when, cwd=tmp_path)
-    assert status == 0, said
-    assert said.count("don't train together") == times, said
-
-
-TRAINERS = {
+""",
     "transformers": """
-import sys
 import torch
+from jobs.rank import plan
 from transformers import Trainer, TrainingArguments
 from perf_callbacks.transformers import PerfCallback
 class Net(torch.nn.Module):
@@ -191,18 +174,18 @@ class Net(torch.nn.Module):
         self.layer = torch.nn.Linear(4, 4)
     def forward(self, x):
         return {"loss": self.layer(x).sum()}
-options = {"use_cpu": True} if sys.argv[2] == "together" else {}
-arguments = TrainingArguments(sys.argv[1], max_steps=3, report_to=[], save_strategy="no", **options)
+options = {"use_cpu": True} if plan()["when"] == "before" else {}
+arguments = TrainingArguments(plan()["directory"], max_steps=3, report_to=[], save_strategy="no", **options)
 Trainer(Net(), arguments, train_dataset=[{"x": torch.ones(4)}] * 64, callbacks=[PerfCallback()]).train()
 """,
     "accelerate": """
-import sys
 import torch
 from accelerate import Accelerator
+from jobs.rank import plan
 from perf_callbacks import PerfConfig
 from perf_callbacks.accelerate import attach
-accelerator = Accelerator(cpu=sys.argv[2] == "together")
-attach(accelerator, PerfConfig(output_dir=sys.argv[1]))
+accelerator = Accelerator(cpu=plan()["when"] == "before")
+attach(accelerator, PerfConfig(output_dir=plan()["directory"]))
 model = torch.nn.Linear(4, 4)
 loader = torch.utils.data.DataLoader(torch.ones(12, 4), batch_size=2)
 model, optimizer, loader = accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1), loader)
@@ -217,13 +200,13 @@ accelerator.end_training()
 
 @pytest.mark.slow
 @pytest.mark.skipif(torch.cuda.is_available(), reason="with a GPU, accelerate doesn't choose the CPU")
-@pytest.mark.parametrize(("how", "times"), [("by default", 1), ("together", 0)])
-@pytest.mark.parametrize("door", TRAINERS)
-def test_trainers_of_torchrun_on_cpus(tmp_path, door, how, times):
-    """accelerate forms a process group in both, but trains together only if the CPU was asked for."""
-    script = tmp_path / "train.py"
-    script.write_text(TRAINERS[door], encoding="utf-8")
-    launcher = ["-m", "torch.distributed.run", "--nproc_per_node", "2", "--master_port", str(free_port())]
-    status, said = python(*launcher, script, tmp_path / "out", how, cwd=tmp_path)
-    assert status == 0, said
-    assert said.count("don't train together") == times, said
+@pytest.mark.parametrize(
+    ("door", "when", "times"),
+    [("loop", "never", 1), ("loop", "within", 0)]
+    + [(door, when, int(when == "never")) for door in ("transformers", "accelerate") for when in ("never", "before")],
+)
+def test_two_processes_of_torchrun_on_cpus(tmp_path, door, when, times):
+    """accelerate always forms a process group there, but trains together only if the CPU was asked for."""
+    plan, environ = {"when": when}, {"TORCHELASTIC_RUN_ID": "none"}
+    job = Job(PROGRAMS[door], tmp_path, imports=IMPORTS[door], plan=plan, environ=environ).to_its_end()
+    assert sum([(job.errors(rank) + job.output(rank)).count("don't train together") for rank in range(2)]) == times

@@ -1,7 +1,7 @@
-"""One rank of a job that hangs, in a process of its own. The comments name the lines that a message has to name."""
+"""One rank of a job that hangs. The comments name the lines that a message has to name."""
 
 import ctypes
-import sys
+import os
 import threading
 import time
 
@@ -13,8 +13,10 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 
+from jobs.rank import plan
 from perf_callbacks import PerfConfig
 from perf_callbacks.loop import measure
+from perf_callbacks.ranks.rounds import OBEYED
 from perf_callbacks.ranks.store import default_store
 from perf_callbacks.stalls import diagnosis
 
@@ -35,7 +37,7 @@ class Rows(torch.utils.data.Dataset):
 
 
 class Net(nn.Sequential):
-    def __init__(self, hangs):
+    def __init__(self, *, hangs):
         super().__init__(nn.Linear(8, 8), nn.Linear(8, 8))
         self.hangs, self.calls = hangs, 0
 
@@ -50,7 +52,7 @@ class Net(nn.Sequential):
 
 def model_of(case, *, hangs):
     torch.manual_seed(0)
-    net = Net(hangs and case in {"tensor parallel", "lock"})
+    net = Net(hangs=hangs and case in {"tensor parallel", "lock"})
     if case == "tensor parallel":
         mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("tp",))
         return parallelize_module(net, mesh, {"0": ColwiseParallel(), "1": RowwiseParallel()})
@@ -72,16 +74,14 @@ def before(case, *, hangs):
     return False
 
 
-def train(case, directory, rank):
-    hangs = rank == 1
-    model = model_of(case, hangs=hangs)
+def train(case, directory, *, hangs):
+    model, workers = model_of(case, hangs=hangs), int(case == "worker")
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, foreach=False)
-    workers = 1 if case == "worker" else 0
     loader = DataLoader(Rows(HANG_AT - 1 if hangs and workers else None), num_workers=workers)
     config = PerfConfig(output_dir=directory, stall_after="2", flops="off", gc="off", loaders="off", affinity="off")
     with measure(model=model, optimizer=optimizer, loader=loader, config=config) as perf:
         if hangs and case == "start":
-            while not perf._watch.recorder.ranks.job_settings:
+            while not OBEYED:
                 time.sleep(0.01)
             time.sleep(0.3)
             ctypes.PyDLL(None).sleep(1000)
@@ -94,18 +94,15 @@ def train(case, directory, rank):
         dist.barrier()  # hang: left
 
 
-def main():
-    case, directory, rank = sys.argv[1], sys.argv[2], int(sys.argv[3])
+def main(case, directory):
     torch.set_num_threads(1)
-    diagnosis.LONGER = 4
-    if case == "start":
-        diagnosis.LONGER = 1
+    diagnosis.LONGER = 1 if case == "start" else 4
     dist.init_process_group("gloo")
     try:
-        train(case, directory, rank)
+        train(case, directory, hangs=os.environ["RANK"] == "1")
     except ValueError:
         threading.Event().wait()
 
 
 if __name__ == "__main__":
-    main()
+    main(**plan())
