@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from launching import PATHS
+from jobs import PATHS
 from nvml_stub import directory, load
 from tiny import unwrapped
 

@@ -7,7 +7,7 @@ import pytest
 import tiny
 import torch
 from counted import ids
-from forked import run
+from jobs import run
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 

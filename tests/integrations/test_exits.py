@@ -7,8 +7,7 @@ import signal
 import pytest
 from counted import counts, left_behind
 from faults import ERRORS, Fault, break_clock, ended, faults, shared, warnings
-from forked import run
-from jobs import IMPORTS
+from jobs import IMPORTS, run
 from places import accelerate_loop, lightning_trainer, plain_loop, transformers_trainer
 from sampling import crossed, half_slow, of_the_day, sampled
 from tiny import records, steps

@@ -10,7 +10,7 @@ from functools import partial
 
 import pytest
 import torch
-from forked import run
+from jobs import run
 from metric_keys import LOGGED
 from tiny import Tokens, llama, records, steps
 from torch import nn

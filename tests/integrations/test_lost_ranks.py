@@ -32,7 +32,7 @@ def test_ranks_end_in_any_order_with_or_without_an_open_fit(tmp_path, order):
         job.until(lambda: all(job.facts(rank).get("done") for rank in range(3)))
         for rank in order:
             job.end(rank)
-        job.assert_unharmed(*order)
+        job.assert_unharmed(*order, warnings=int(order[0] == 0))  # it takes the store with it, which may be said once
 
 
 def test_a_rank_that_takes_no_part_or_ends_early_is_missing_from_windows(tmp_path):
@@ -127,7 +127,11 @@ def test_ranks_restarted_by_an_elastic_launcher_exchange_their_own_windows(tmp_p
     environ = program_environ(TORCH_DISABLE_SHARE_RDZV_TCP_STORE="1", PERF_CALLBACKS_WINDOW="5")
     with (tmp_path / "errors").open("w") as errors:
         launched = subprocess.Popen(
-            [*command, json.dumps(plan)], env=environ, stdout=errors, stderr=errors, start_new_session=True
+            [*command, json.dumps(plan)],
+            env=environ,
+            stdout=subprocess.DEVNULL,
+            stderr=errors,
+            start_new_session=True,
         )
         try:
             status = launched.wait(2 * PROMPT)

@@ -4,8 +4,7 @@ import json
 from types import SimpleNamespace
 
 import pytest
-from forked import run
-from jobs import IMPORTS
+from jobs import IMPORTS, run
 from tiny import records, unwrapped
 
 from perf_callbacks.kernel.records.fit_records import Row, Steps

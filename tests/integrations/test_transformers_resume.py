@@ -7,7 +7,7 @@ import attempts
 import pytest
 import tiny
 from attempts import numbers, opened, totals, transformers as fit
-from launching import python
+from jobs import python
 from metric_keys import needing
 from transformers import Trainer
 

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from fakes import FakeClock
-from forked import run
+from jobs import run
 
 from perf_callbacks import PerfConfig
 from perf_callbacks.integrations import methods

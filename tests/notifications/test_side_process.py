@@ -10,7 +10,7 @@ import sys
 import threading
 
 import pytest
-from waiting import until
+from jobs import until
 
 from perf_callbacks.notifications import side_process
 

@@ -55,12 +55,6 @@ def part_of(bundle):
     return Part(rank=rank, signals=signals, **others, **same, **amounts)
 
 
-def test_parts_come_back_as_they_were_one_after_the_other():
-    blob = b"".join([pack_part(part, FIT) for part in (FULL, BARE, FULL)])
-    assert unpacked(blob) == [FULL, BARE, FULL]
-    assert unpacked(b"") == []
-
-
 def test_unknown_seconds_of_a_step_stay_unknown():
     column = array("f", [math.nan, *[1.0] * 49])
     (part,) = unpacked(pack_part(replace(FULL, signals={"data": column}), FIT))
@@ -78,22 +72,11 @@ def test_a_part_of_another_fit_is_none():
     assert unpacked(pack_part(FULL, OTHER_FIT) + pack_part(BARE, FIT)) == [BARE]
 
 
-def test_a_part_torn_anywhere_is_no_part():
-    blob = pack_part(FULL, FIT)
-    assert [unpacked(blob[:cut]) for cut in range(len(blob))] == [[]] * len(blob)
-    assert [unpacked(blob[cut:]) for cut in range(1, len(blob))] == [[]] * (len(blob) - 1)
-
-
 @each_row("at", range(0, len(pack_part(FULL, FIT)), 7))
 def test_a_damaged_part_costs_no_other(at):
     blob = bytearray(pack_part(FULL, FIT))
     blob[at] ^= 0x10
     assert unpacked(pack_part(BARE, FIT) + bytes(blob)) == [BARE]
-
-
-@each_row("garbage", [b"x", b"\x00" * 1000, b"[2,50,0]", b"\x80\x04\x95", pack_part(FULL, FIT)[::-1]])
-def test_foreign_bytes_are_no_error(garbage):
-    assert unpacked(garbage) == []
 
 
 def forged(header=None, columns=None):

@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 import torch.distributed as dist
-from exchange_job import Job as ExchangeJob
+from jobs.exchanges import ExchangeJob
 
 from perf_callbacks.ranks import node, rounds
 from perf_callbacks.ranks.channels import Channel
@@ -203,7 +203,7 @@ def test_few_of_many_ranks_read_all_notes():
 @pytest.fixture
 def machines(tmp_path, monkeypatch):
     """Eight ranks on two machines, of which the first rank talks with the store; and their notes."""
-    monkeypatch.setattr(rounds, "_obeyed", {})
+    monkeypatch.setattr(rounds, "OBEYED", {})
 
     def of(rank):
         first = rank - rank % 4
