@@ -112,7 +112,7 @@ def run(tmp_path, *command):
     return json.loads(done.stdout.splitlines()[-1]), row
 
 
-def test_every_thread_is_bound_and_restored_except_a_pinned_one(tmp_path):
+def test_every_thread_is_bound_and_restored_unless_pinned(tmp_path):
     facts, row = run(tmp_path)
     assert (row.status, len(facts["before"]) >= 3) == ("applied", True)
     pinned = [ALL[-1]]

@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from counted import counts, ids, known, loop, truth
-from jobs import IMPORTS, Job, rank as told
+from jobs import Job, rank as told
 from tiny import llama, records, steps
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
@@ -91,9 +91,8 @@ def main(directory):
 @pytest.fixture(scope="module")
 def job(tmp_path_factory):
     """Ranks that went through a training of each kind."""
-    imports = (*IMPORTS["loop"], "counted", "pytest", "torch.distributed.fsdp")
     environ = {"PERF_CALLBACKS_WINDOW": str(WINDOW)}
-    job = Job(__file__, tmp_path_factory.mktemp("job"), imports=imports, environ=environ).to_its_end()
+    job = Job(__file__, tmp_path_factory.mktemp("job"), environ=environ).to_its_end()
     assert not [rank for rank in RANKS if "stopped measuring" in job.errors(rank)], job.errors(0)
     return job
 
@@ -114,7 +113,7 @@ def test_each_rank_counts_the_whole_model_on_its_own_batches(job, kind):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["ddp", "fsdp2"])
-def test_the_flops_of_all_ranks_are_the_sum_of_what_each_has_counted(job, kind):
+def test_the_flops_of_all_ranks_are_the_sum_of_their_counts(job, kind):
     by_rank = [steps(job.directory / kind, rank=rank) for rank in RANKS]
     windows = [window for window in records(job.directory / kind, Window) if window.first_step > WINDOW]
     assert windows

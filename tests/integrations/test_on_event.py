@@ -160,10 +160,10 @@ def test_a_run_that_is_killed_is_told_of(tmp_path, door, number):
 def test_a_job_passes_on_a_stall_and_its_death_once(tmp_path):
     file = tmp_path / "events.jsonl"
     environ = {"PERF_CALLBACKS_ON_EVENT": f"sh -c 'cat >> {file}'"}
-    with Job("hanging.py", tmp_path, plan={"case": "lock"}, environ=environ):
+    with Job(Path(__file__).with_name("test_stall_ranks.py"), tmp_path, plan={"case": "lock"}, environ=environ):
         until(file.exists)
     until(lambda: '"lost"' in file.read_text())
     stall, end = [json.loads(line) for line in file.read_text().splitlines()]
-    assert "Rank 1 is in forward: hanging.py:" in stall["text"]
+    assert "Rank 1 is in forward: test_stall_ranks.py:" in stall["text"]
     assert (stall["event"], stall["rank"], stall["world_size"], stall["stall"]["under_way"]) == ("stall", 0, 2, True)
     assert (end["event"], end["rank"], end["end"]["state"]) == ("end", 0, "lost")

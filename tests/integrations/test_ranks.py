@@ -54,7 +54,7 @@ def test_ranks_that_train_together_are_unharmed(job):
     job.assert_unharmed(*range(job.world_size))
 
 
-def test_ranks_that_train_together_are_one_run(job):
+def test_ranks_that_train_together_are_a_single_run(job):
     runs = [records(job.directory, Run, rank=rank) for rank in range(job.world_size)]
     assert [[(run.rank, run.world_size) for run in opened] for opened in runs] == [
         [(rank, job.world_size)] for rank in range(job.world_size)
@@ -84,7 +84,7 @@ def test_a_window_sums_all_ranks_over_the_time_of_the_slowest(job):
         assert [getattr(window, amount) for amount in AMOUNTS] == [sum(column) for column in zip(*truth, strict=True)]
 
 
-def test_each_rank_counts_its_own_flops_and_knows_those_of_all_others(job):
+def test_each_rank_counts_its_own_flops_and_scales_them(job):
     """Three shapes are enough to know how any other scales. Six per token and weight of the head."""
     for rank in range(job.world_size):
         done = steps(job.directory, rank=rank)
@@ -94,7 +94,7 @@ def test_each_rank_counts_its_own_flops_and_knows_those_of_all_others(job):
         assert flops == [6 * tokens * 4 * 64 if counts(job) else None for _, tokens, _ in job.got(rank)[1:]]
 
 
-def test_what_ranks_get_is_uneven(job):
+def test_batches_of_ranks_are_uneven(job):
     """Or sums over them could not be told from multiples of one."""
     first, second = job.got(0), job.got(1)
     assert len(set(first)) > 2
@@ -108,7 +108,7 @@ def test_what_ranks_get_is_uneven(job):
         assert [samples for samples, *_ in first] == ([4] * 25 + [2]) * 2 + [4] * 8
 
 
-def test_rows_of_rank_0_have_what_all_ranks_did_in_a_window(job):
+def test_rows_of_rank_0_have_the_rates_of_all_ranks(job):
     assert job.rows
     told = ["perf/samples_per_second" in row for row in job.rows if "train_runtime" not in row]
     assert sum(told) >= 3

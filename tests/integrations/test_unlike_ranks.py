@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
-from jobs import IMPORTS, Job, rank as told
+from jobs import Job, rank as told
 from tiny import records
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
@@ -157,8 +157,7 @@ def main(directory):
 
 
 def ran(directory, world_size):
-    imports = (*IMPORTS["loop"], "tiny", "pytest", "torch.distributed.fsdp", "torch._inductor.compile_fx")
-    return Job(__file__, directory, imports=imports, world_size=world_size).to_its_end().directory
+    return Job(__file__, directory, world_size=world_size).to_its_end().directory
 
 
 @pytest.fixture(scope="module")

@@ -6,11 +6,12 @@ from pathlib import Path
 
 from jobs.processes import TESTS, free_port, rank_environ, start
 
+TORCH = ("pytest", "tiny", "torch._dynamo", "torch.distributed.fsdp", "torch.distributed.tensor.parallel")
 IMPORTS = {
-    "loop": ("torch._dynamo", "torch.distributed.tensor.parallel", "perf_callbacks.loop"),
+    "loop": (*TORCH, "perf_callbacks.loop"),
     "accelerate": ("torch._dynamo", "accelerated", "perf_callbacks.accelerate"),
     "transformers": ("torch._dynamo", "tiny", "perf_callbacks.transformers"),
-    "lightning": ("torch._dynamo", "lightning.pytorch", "perf_callbacks.lightning"),
+    "lightning": ("torch._dynamo", "tiny_lightning", "lightning.pytorch", "perf_callbacks.lightning"),
 }
 """What a process of each integration needs."""
 
@@ -22,7 +23,7 @@ class Job:
     """The ranks of a job, from the start of its block. Whatever happens, none outlives the block.
 
     Args:
-        program: A file in this folder, or source code.
+        program: A file, of this folder if it is no path, or source code.
         directory: Of the program, of what each rank prints, and of its facts.
         imports: What the ranks need, imported once for all jobs.
         world_size: Number of ranks. A single one is told nothing of ranks.
@@ -38,8 +39,8 @@ class Job:
     ):  # fmt: skip
         self.directory, self.imports, self.world_size = Path(directory), imports, world_size
         self.directory.mkdir(exist_ok=True)
-        self.program = TESTS / "jobs" / program if "\n" not in program else self.directory / "program.py"
-        if "\n" in program:
+        self.program = TESTS / "jobs" / program if "\n" not in str(program) else self.directory / "program.py"
+        if "\n" in str(program):
             self.program.write_text(program, encoding="utf-8")
         everyone = range(world_size)
         usual = {"directory": str(directory), **(plan or {})}

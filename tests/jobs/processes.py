@@ -106,6 +106,8 @@ def start(script, *words, imports, environ, output, errors):
     """Run a script of the tests, in the directory of the file `errors`, with what it prints in files."""
     server, status = _server(*imports), Path(f"{errors}.status")
     status.unlink(missing_ok=True)
+    for file in (output, errors):
+        file.touch()
     request = {
         "script": str(TESTS / script),
         "words": [str(word) for word in words],

@@ -195,18 +195,15 @@ def transformers(plan, net, facts):
 
 
 def lightning(plan, net, facts):
-    from lightning import pytorch as pl
-    from lightning.pytorch.loggers import CSVLogger
+    import tiny_lightning
 
-    from perf_callbacks.lightning import PerfCallback
+    kinds, rows = tiny_lightning.tree(), []
 
-    rows = []
-
-    class Logger(CSVLogger):
+    class Logger(kinds.CSVLogger):
         def log_metrics(self, metrics, step=None):
             rows.append({"step": step + 1, **metrics})  # Lightning's steps begin at 0
 
-    class Module(pl.LightningModule):
+    class Module(kinds.pl.LightningModule):
         def __init__(self):
             super().__init__()
             self.net = net
@@ -217,11 +214,9 @@ def lightning(plan, net, facts):
         def configure_optimizers(self):
             return sgd(self)
 
-    trainer = pl.Trainer(
-        default_root_dir=plan.directory, max_steps=plan.steps, accelerator="cpu", devices=2, strategy="ddp",
-        log_every_n_steps=5, logger=Logger(plan.directory), enable_progress_bar=False, enable_model_summary=False,
-        enable_checkpointing=False, callbacks=[PerfCallback(plan.config)],
-    )  # fmt: skip
+    options = {"max_steps": plan.steps, "devices": 2, "strategy": "ddp", "log_every_n_steps": 5}
+    logger = Logger(plan.directory)
+    trainer = tiny_lightning.trainer(plan.directory, kinds.PerfCallback(plan.config), logger=logger, **options)
     trainer.fit(Module(), DataLoader(Texts(), batch_size=4, collate_fn=padded, num_workers=plan.workers))
     return rows
 

@@ -20,9 +20,10 @@ class TrainingJob(Job):
     def __init__(self, directory, door="loop", *, plan=None, environ=None, **options):
         self.door = door
         plan = {"door": door, **(plan or {})}
-        environ = {"ACCELERATE_USE_CPU": "true", "PERF_CALLBACKS_WINDOW": str(WINDOW), **(environ or {})}
-        imports = (*IMPORTS[door], "jobs.training")
-        super().__init__("training.py", directory, imports=imports, plan=plan, environ=environ, **options)
+        usual = {"ACCELERATE_USE_CPU": "true", "PERF_CALLBACKS_WINDOW": str(WINDOW), "TORCHELASTIC_RUN_ID": "none"}
+        super().__init__(
+            "training.py", directory, imports=IMPORTS[door], plan=plan, environ=usual | (environ or {}), **options
+        )
 
     def plan_of(self, rank):
         return Plan(**self.plans[rank])

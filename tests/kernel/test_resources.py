@@ -5,7 +5,7 @@ from array import array
 from dataclasses import replace
 
 import pytest
-from jobs.exchanges import PART, combine
+from jobs.parts import PART, combine
 
 from perf_callbacks.kernel.engine import ratios
 from perf_callbacks.kernel.engine.resources import JOB_FIGURES, RESOURCES, by_rank, job_figures, packed

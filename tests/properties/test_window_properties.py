@@ -4,7 +4,7 @@ from array import array
 from dataclasses import replace
 
 from hypothesis import given, settings, strategies as st
-from jobs.exchanges import combine
+from jobs.parts import combine
 
 from perf_callbacks.kernel.engine.resources import RESOURCES
 from perf_callbacks.kernel.engine.windows import JobSettings, Part, rates

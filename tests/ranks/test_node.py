@@ -123,7 +123,7 @@ def test_machines_may_have_different_numbers_of_ranks(tmp_path, monkeypatch, siz
     job.end()
 
 
-def test_parts_that_are_too_large_for_one_note_are_sent_in_several(job, monkeypatch):
+def test_parts_that_are_too_large_for_a_note_are_sent_in_several(job, monkeypatch):
     fit = rounds.mark(job.ranks[0].job_settings.fit)
     size = len(pack_bundle(Bundle.from_part(job.part(0, 1)), fit))
     for module in (node, board):
@@ -224,7 +224,7 @@ def test_notes_from_before_the_process_began_are_of_a_job_that_was_killed(nodes,
     assert later.latest == [later.whole(0)] * 4
 
 
-def test_each_attempt_of_a_job_has_a_directory_and_removes_the_last_one(tmp_path, monkeypatch):
+def test_each_attempt_of_a_job_has_a_directory_and_removes_the_last(tmp_path, monkeypatch):
     monkeypatch.setattr(node.tempfile, "gettempdir", lambda: str(tmp_path))
 
     def nodes(attempt, port="29500"):
@@ -271,7 +271,7 @@ def test_the_first_rank_talks_for_its_machine_where_there_are_many(rank, world_s
     assert machine is None or machine.talks == (rank == expected[0])
 
 
-def test_ranks_of_one_machine_meet_and_those_of_other_jobs_do_not():
+def test_ranks_of_the_same_machine_meet_and_other_jobs_do_not():
     same = [gathered(rank, MANY, (rank, 8), many=64, job=("here", "29500")).directory for rank in range(8)]
     assert len({*same}) == 1
     others = [("here", "29501"), ("there", "29500")]
@@ -279,7 +279,7 @@ def test_ranks_of_one_machine_meet_and_those_of_other_jobs_do_not():
     assert gathered(8, MANY, (0, 8), many=64, job=("here", "29500")).directory != same[0]
 
 
-def test_a_job_of_many_ranks_takes_one_connection_for_each_machine(tmp_path, monkeypatch):
+def test_a_job_of_many_ranks_takes_a_connection_for_each_machine(tmp_path, monkeypatch):
     store = dist.PrefixStore("default", dist.TCPStore("localhost", 0, is_master=True, wait_for_workers=False))
     monkeypatch.setattr(board, "default_store", lambda: store)
     monkeypatch.setattr(board, "open_files_allowed", lambda: 1024)
@@ -316,7 +316,7 @@ def test_a_job_without_the_directory_of_its_machine_goes_on(nodes, tmp_path):
     assert (tmp_path / "node0").read_text() == "a file"
 
 
-def test_rank_0_of_many_passes_on_soon_what_its_machine_did(tmp_path):
+def test_rank_0_of_many_passes_the_parts_of_its_machine_on_soon(tmp_path):
     """Its own looks at the store may wait longer."""
     job = ExchangeJob(
         world_size=rounds.MANY + 8, nodes=lambda rank: Node(range(8), rank, tmp_path) if rank < 8 else None

@@ -7,7 +7,7 @@ from array import array
 from dataclasses import replace
 from zlib import crc32
 
-from jobs.exchanges import PART
+from jobs.parts import PART
 from rows import each_row
 
 from perf_callbacks.kernel.engine.resources import RESOURCES
@@ -151,7 +151,7 @@ def test_ranks_out_of_order_or_twice_are_no_bundle():
         assert unpack_bundles(bundle_again(b"".join([pack_part(part, FIT) for part in wrong]), FIT), FIT) == []
 
 
-def test_ranks_that_counted_alike_are_one_bundle_and_others_are_not():
+def test_ranks_that_counted_alike_share_a_bundle_and_others_do_not():
     parts = [replace(FULL, rank=rank, world_size=8, seconds=12.0 + rank, samples=rank) for rank in range(4)]
     parts[1:3] = replace(parts[1], steps=48), replace(parts[2], asks={"gc_interval": 40, "other": 1})
     bundles = unpack_bundles(bundle_again(b"".join([pack_part(part, FIT) for part in parts]), FIT), FIT)

@@ -98,7 +98,7 @@ def test_settings_that_come_late_are_obeyed():
     assert job.latest == [job.whole(4)] * 3
 
 
-def test_settings_of_an_earlier_fit_are_not_taken_for_the_current_one(job):
+def test_settings_of_an_earlier_fit_are_not_taken_for_the_current(job):
     later = ExchangeJob(store=job.store)
     later.step(1, 2)
     assert windows_of(later)[1:] == [None, None]
@@ -110,7 +110,7 @@ def test_settings_of_an_earlier_fit_are_not_taken_for_the_current_one(job):
     assert later.latest == [later.whole(0)] * 3
 
 
-def test_windows_of_an_earlier_fit_are_not_taken_for_those_of_the_current_one(job):
+def test_windows_of_an_earlier_fit_are_not_taken_for_the_current(job):
     job.through(0)
     job.offer(1, 1, 2)
     job.step(1, 2)

@@ -7,6 +7,7 @@ import pytest
 import torch
 from fakes import FakeClock
 from jobs import IMPORTS, Job
+from rows import each_row
 
 from perf_callbacks import PerfConfig
 from perf_callbacks.kernel.fit.place import Place
@@ -83,7 +84,7 @@ def test_a_fit_without_steps_says_nothing(fit, caplog):
     assert caplog.messages == []
 
 
-@pytest.mark.parametrize(
+@each_row(
     "environ",
     [
         {},
@@ -92,7 +93,6 @@ def test_a_fit_without_steps_says_nothing(fit, caplog):
         JOB | {"RANK": "1"},
         {"SLURM_NTASKS": "8", "SLURM_ARRAY_TASK_ID": "3", "RANK": "0", "WORLD_SIZE": "8"},
     ],
-    ids=["no launcher", "one process", "no number", "another rank", "without torchrun"],
 )
 def test_a_process_that_torchrun_started_in_no_job_is_not_watched(fit, environ):
     assert fit(environ=environ)[1] is None
@@ -123,7 +123,7 @@ def test_a_group_that_is_formed_later_is_seen(fit, caplog, monkeypatch, at):
 
 
 @pytest.mark.parametrize("integration", ["transformers", "accelerate"])
-def test_a_framework_that_counts_one_process_trains_alone_beside_a_group(fit, caplog, monkeypatch, integration):
+def test_a_framework_that_counts_itself_trains_alone_beside_a_group(fit, caplog, monkeypatch, integration):
     monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
     recorder, _ = fit(integration=integration)
     steps(recorder, 5)
@@ -144,39 +144,13 @@ def test_groups_of_another_kind_are_groups(fit, caplog, monkeypatch, library):
 
 
 PROGRAMS = {
-    "loop": """
-import torch
-from jobs.rank import plan
-from perf_callbacks import PerfConfig
-from perf_callbacks.loop import measure
-model = torch.nn.Linear(4, 4)
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-config, when = PerfConfig(output_dir=plan()["directory"], window=5), plan()["when"]
-if when == "before":
-    torch.distributed.init_process_group("gloo")
-with measure(model=model, optimizer=optimizer, loader=[torch.ones(2, 4)] * 12, config=config) as perf:
-    if when == "within":
-        torch.distributed.init_process_group("gloo")
-    for batch in perf.loader:
-        model(batch).sum().backward()
-        optimizer.step()
-if when != "never":
-    torch.distributed.destroy_process_group()
-""",
     "transformers": """
-import torch
 from jobs.rank import plan
 from transformers import Trainer, TrainingArguments
 from perf_callbacks.transformers import PerfCallback
-class Net(torch.nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.layer = torch.nn.Linear(4, 4)
-    def forward(self, x):
-        return {"loss": self.layer(x).sum()}
-options = {"use_cpu": True} if plan()["when"] == "before" else {}
-arguments = TrainingArguments(plan()["directory"], max_steps=3, report_to=[], save_strategy="no", **options)
-Trainer(Net(), arguments, train_dataset=[{"x": torch.ones(4)}] * 64, callbacks=[PerfCallback()]).train()
+import tiny
+arguments = TrainingArguments(plan()["directory"], max_steps=3, report_to=[], save_strategy="no")
+Trainer(tiny.llama(), arguments, train_dataset=tiny.Tokens(64), callbacks=[PerfCallback()]).train()
 """,
     "accelerate": """
 import torch
@@ -184,7 +158,7 @@ from accelerate import Accelerator
 from jobs.rank import plan
 from perf_callbacks import PerfConfig
 from perf_callbacks.accelerate import attach
-accelerator = Accelerator(cpu=plan()["when"] == "before")
+accelerator = Accelerator()
 attach(accelerator, PerfConfig(output_dir=plan()["directory"]))
 model = torch.nn.Linear(4, 4)
 loader = torch.utils.data.DataLoader(torch.ones(12, 4), batch_size=2)
@@ -200,13 +174,9 @@ accelerator.end_training()
 
 @pytest.mark.slow
 @pytest.mark.skipif(torch.cuda.is_available(), reason="with a GPU, accelerate doesn't choose the CPU")
-@pytest.mark.parametrize(
-    ("door", "when", "times"),
-    [("loop", "never", 1), ("loop", "within", 0)]
-    + [(door, when, int(when == "never")) for door in ("transformers", "accelerate") for when in ("never", "before")],
-)
-def test_two_processes_of_torchrun_on_cpus(tmp_path, door, when, times):
-    """accelerate always forms a process group there, but trains together only if the CPU was asked for."""
-    plan, environ = {"when": when}, {"TORCHELASTIC_RUN_ID": "none"}
-    job = Job(PROGRAMS[door], tmp_path, imports=IMPORTS[door], plan=plan, environ=environ).to_its_end()
-    assert sum([(job.errors(rank) + job.output(rank)).count("don't train together") for rank in range(2)]) == times
+@pytest.mark.parametrize("door", PROGRAMS)
+def test_two_processes_of_torchrun_without_a_gpu_train_alone(tmp_path, door):
+    """accelerate forms a process group, but trains together only if the CPU was asked for, as other jobs do here."""
+    environ = {"TORCHELASTIC_RUN_ID": "none"}
+    job = Job(PROGRAMS[door], tmp_path, imports=IMPORTS[door], environ=environ).to_its_end()
+    assert sum([(job.errors(rank) + job.output(rank)).count("don't train together") for rank in range(2)]) == 1

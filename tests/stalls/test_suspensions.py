@@ -28,7 +28,7 @@ class Process:
 
 
 @pytest.mark.parametrize("first", ["tick", "step"])
-def test_a_suspension_is_noticed_by_what_comes_first(first):
+def test_a_suspension_is_noticed_by_tick_or_step(first):
     process = Process()
     process.now += 20.5
     if first == "tick":

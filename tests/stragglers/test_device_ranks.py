@@ -83,7 +83,7 @@ def train(ranks, late):
         rank.recorder.engine.flush(rank.clock())
 
 
-def test_the_rank_that_others_wait_for_is_the_slow_one(job):
+def test_the_rank_that_others_wait_for_is_slow(job):
     ranks = job()
     train(ranks, {8: 4.0, 27: 2.0})
     until(lambda: ranks[0].recorder.summary.stragglers.steps >= 2 * WINDOW - 1)

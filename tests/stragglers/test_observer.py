@@ -148,7 +148,7 @@ def test_ranks_that_are_late_are_named_with_step_cause_and_seconds(tmp_path, job
     ]
 
 
-def test_rows_have_what_was_lost_since_the_last_row(job):
+def test_rows_have_the_loss_since_the_last_row(job):
     ranks = job()
     train(ranks, WINDOW, [(8, 1, "data", 2.0)])
     compared(ranks[0], WINDOW - 1)
@@ -319,7 +319,7 @@ def test_the_parameter_that_is_used_first_is_hooked():
 
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")  # torch's own
-def test_compiled_autograd_traces_the_hook_into_one_graph():
+def test_compiled_autograd_traces_the_hook_into_a_single_graph():
     model = nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 1))
     moments = gradient_moments.GradientMoments(model[0].weight, time.perf_counter)
     with compiled_autograd._enable(torch.compile(backend="eager", fullgraph=True)):

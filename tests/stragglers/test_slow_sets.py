@@ -68,11 +68,11 @@ def test_the_set_of_slow_ranks_is_named_with_the_seconds_that_it_costs(ranks, sl
 
 def test_a_rank_that_adds_little_to_the_loss_is_left_out_of_the_set():
     stragglers = searched(a_job(noisy([2.0, 1.07, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0])))
-    assert [one.ranks or (one.rank,) for one in stragglers.costliest(8)] == [(0,)]
+    assert [loss.ranks or (loss.rank,) for loss in stragglers.costliest(8)] == [(0,)]
 
 
 @each_row("seed", range(3))
-def test_a_slow_node_near_the_limit_is_one_set(seed):
+def test_a_slow_node_near_the_limit_is_a_single_set(seed):
     """Now and then, one of its ranks is not slow enough."""
     node = dict.fromkeys(range(4, 8), 1.06)
     stragglers = searched(a_job(noisy([node.get(rank, 1.0) for rank in range(16)], steps=400, seed=seed)))
@@ -85,7 +85,7 @@ def test_a_slow_node_near_the_limit_is_one_set(seed):
 def test_a_rank_that_costs_more_than_a_set_stays_apart():
     times = noisy([1.5, *[1.0] * 9], steps=600)
     times[1][:100] = [seconds * 1.5 for seconds in times[1][:100]]
-    assert [one.ranks or (one.rank,) for one in searched(a_job(times)).costliest(8)] == [(0,), (0, 1)]
+    assert [loss.ranks or (loss.rank,) for loss in searched(a_job(times)).costliest(8)] == [(0,), (0, 1)]
 
 
 def test_a_slow_rank_that_no_rank_waits_for_is_not_named():
@@ -100,7 +100,7 @@ def test_a_set_keeps_its_ranks_while_they_are_a_little_slow():
     times = noisy([1.0] * 8, steps=300, noise=0.01)
     for rank, factors in {2: (1.2, 1.2, 1.2, 1.2, 1.2, 1.2), 5: (1.2, 1.2, 1.2, 1.04, 1.2, 1.2)}.items():
         times[rank] = [seconds * factors[step // 50] for step, seconds in enumerate(times[rank])]
-    assert [one.ranks for one in searched(a_job(times)).costliest(8)] == [(2, 5)]
+    assert [loss.ranks for loss in searched(a_job(times)).costliest(8)] == [(2, 5)]
 
 
 def test_a_set_that_is_slow_within_windows_loses_all_of_its_slow_steps():
@@ -124,13 +124,13 @@ def test_a_collection_of_a_slow_rank_is_a_loss_of_its_own():
             windows[1][1][rank][name][9] += 0.7 * (rank == 1)
         windows[1][1][rank][STEP][9] += 0.7
     stragglers = Stragglers()
-    told = [one for first, signals in windows for one in stragglers.window(range(first, first + 50), signals)]
-    assert [(one.step, one.rank) for one in told if one.cause == "gc"] == [(60, 1)]
+    rows = [row for first, signals in windows for row in stragglers.window(range(first, first + 50), signals)]
+    assert [(row.step, row.rank) for row in rows if row.cause == "gc"] == [(60, 1)]
     assert stragglers.causes["gc"] == pytest.approx(0.7, rel=0.1)
     assert stragglers.causes["data"] == pytest.approx(0.2 * 150, rel=0.1)
 
 
-def test_uneven_batches_cost_what_even_batches_would_save():
+def test_uneven_batches_cost_as_much_as_even_batches_would_save():
     chance = random.Random(3)
     sizes = [[chance.lognormvariate(0, 0.4) for _ in range(200)] for _ in range(8)]
     times = [[0.3 + 0.7 * size + chance.gauss(0, 0.005) for size in column] for column in sizes]
@@ -147,7 +147,7 @@ def test_a_slow_rank_is_named_among_uneven_batches():
     sizes = [[chance.lognormvariate(0, 0.3) for _ in range(200)] for _ in range(8)]
     times = [[(1.4 if rank == 5 else 1.0) * size for size in column] for rank, column in enumerate(sizes)]
     stragglers = searched(a_job(times, sizes))
-    assert {one.ranks or one.rank for one in stragglers.costliest(8)} == {5}
+    assert {loss.ranks or loss.rank for loss in stragglers.costliest(8)} == {5}
     assert stragglers.uneven_batches_seconds > 0.2 * stragglers.seconds
 
 
@@ -196,5 +196,5 @@ def test_sets_of_many_ranks_are_found_in_short_slices(slow):
     signals, rests, stragglers = a_job(times), [], Stragglers()
     for first in (1, 31):
         stragglers.window(range(first, first + 30), signals, rest=lambda: rests.append(None))
-    assert [len(one.ranks) for one in stragglers.costliest(8)] == [slow]
+    assert [len(loss.ranks) for loss in stragglers.costliest(8)] == [slow]
     assert len(rests) > 2 * (30 + 1024 // 128)
