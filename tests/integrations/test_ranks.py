@@ -68,18 +68,18 @@ def test_a_window_sums_all_ranks_over_the_time_of_the_slowest(job):
     assert {len(records(job.directory, Window, rank=rank)) for rank in range(1, job.world_size)} == {0}
     lasts = [window.last_step for window in job.windows]
     assert lasts == sorted(set(lasts))
-    everyone = [steps(job.directory, rank=rank) for rank in range(job.world_size)]
+    by_rank = [steps(job.directory, rank=rank) for rank in range(job.world_size)]
     for window in job.windows:
         assert (window.last_step % WINDOW, window.last_step - window.first_step) == (0, WINDOW - 1)
         numbers = range(window.first_step, window.last_step + 1)
-        included = [[step for step in mine if step["step"] in numbers and in_windows(step)] for mine in everyone]
-        assert {len(mine) for mine in included} == {window.steps}
+        included = [[step for step in own if step["step"] in numbers and in_windows(step)] for own in by_rank]
+        assert {len(own) for own in included} == {window.steps}
         assert window.steps == len({*numbers} - ({1, 2} if counts(job) else {1}))
         assert window.ranks == job.world_size
-        slowest = max(sum(step["step_time"] for step in mine) for mine in included)
+        slowest = max(sum(step["step_time"] for step in own) for own in included)
         assert window.seconds == pytest.approx(slowest, abs=1e-6)
         for amount in ("samples", "tokens"):
-            assert getattr(window, amount) == sum(step[amount] for mine in included for step in mine)
+            assert getattr(window, amount) == sum(step[amount] for own in included for step in own)
         truth = [job.got(rank)[step["step"] - 1] for rank in range(job.world_size) for step in included[rank]]
         assert [getattr(window, amount) for amount in AMOUNTS] == [sum(column) for column in zip(*truth, strict=True)]
 
@@ -102,22 +102,22 @@ def test_batches_of_ranks_are_uneven(job):
     assert sum(useful for *_, useful in first) < sum(tokens for _, tokens, _ in first)
     if job.door == "loop":
         for rank in range(job.world_size):
-            known = [amounts(rank, step) for step in range(1, 61)]
-            assert job.got(rank) == [(rows, rows * columns, useful) for rows, columns, useful in known]
+            truth = [amounts(rank, step) for step in range(1, 61)]
+            assert job.got(rank) == [(rows, rows * columns, useful) for rows, columns, useful in truth]
     if job.door == "lightning":  # 203 rows are 102 for each, of which the last batch gets two
         assert [samples for samples, *_ in first] == ([4] * 25 + [2]) * 2 + [4] * 8
 
 
 def test_rows_of_rank_0_have_the_rates_of_all_ranks(job):
     assert job.rows
-    told = ["perf/samples_per_second" in row for row in job.rows if "train_runtime" not in row]
-    assert sum(told) >= 3
-    assert told == sorted(told), "once known, always there"
+    with_rates = ["perf/samples_per_second" in row for row in job.rows if "train_runtime" not in row]
+    assert sum(with_rates) >= 3
+    assert with_rates == sorted(with_rates), "once known, always there"
     for row in [row for row in job.rows if "perf/samples_per_second" in row]:
         over = [window for window in job.windows if window.last_step <= row["step"]]
-        said = [row[f"perf/{amount}_per_second"] for amount in AMOUNTS]
+        rates = [row[f"perf/{amount}_per_second"] for amount in AMOUNTS]
         assert any(
-            said == pytest.approx([getattr(window, amount) / window.seconds for amount in AMOUNTS], rel=1e-5)
+            rates == pytest.approx([getattr(window, amount) / window.seconds for amount in AMOUNTS], rel=1e-5)
             for window in over
         ), row
     for row in job.rows:

@@ -138,7 +138,9 @@ def test_steps_unknown_to_the_scheduler_are_not_kept_and_spoil_no_others():
         line = fit.moments[-1].line if read else line
         fit.moments[-1] = fit.moments[-1]._replace(line=b"" if read is None else line)
         fit.end_step()
-    steal = [step.steal for step in fit.of_steps()]
+    steps = fit.of_steps()
+    assert steps[2].local == 1.0
+    steal = [step.steal for step in steps]
     assert math.isnan(steal[2])
     assert [steal[1], *steal[3:]] == [0.0, 0.5, 0.5]
     before = kept(fit.times)
@@ -148,18 +150,6 @@ def test_steps_unknown_to_the_scheduler_are_not_kept_and_spoil_no_others():
         fit.end_step()
     fit.of_steps()
     assert kept(fit.times) <= before
-
-
-def test_without_the_schedulers_word_the_time_without_a_cpu_is_unknown():
-    fit = Trained()
-    for _ in range(2):
-        fit.spend("forward", 1.0)
-        fit.back(2.0)
-        fit.moments[-1] = fit.moments[-1]._replace(line=b"")
-        fit.step(optimizer=0.5)
-    second = fit.of_steps()[1]
-    assert math.isnan(second.steal)
-    assert second.local == 3.5
 
 
 def test_times_that_are_never_taken_are_not_kept_for_ever():

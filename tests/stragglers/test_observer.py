@@ -318,6 +318,7 @@ def test_the_parameter_that_is_used_first_is_hooked():
     assert not gradient_moments.sharded(model)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")  # torch's own
 def test_compiled_autograd_traces_the_hook_into_a_single_graph():
     model = nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 1))
