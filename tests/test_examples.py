@@ -3,9 +3,7 @@
 from pathlib import Path
 
 import pytest
-from forked import run
-from jobs import IMPORTS
-from launching import python
+from jobs import IMPORTS, python, run
 from rows import each_row
 from tiny import records
 

@@ -3,7 +3,7 @@
 import pkgutil
 
 import pytest
-from forked import run
+from jobs import run
 
 import perf_callbacks
 

@@ -4,7 +4,7 @@ import ast
 from pathlib import Path
 
 import pytest
-from forked import run
+from jobs import run
 
 import perf_callbacks
 

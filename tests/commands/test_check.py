@@ -10,7 +10,7 @@ from importlib import metadata
 
 import pytest
 import torch
-from launching import PATHS
+from jobs import PATHS
 from tiny import unwrapped
 
 from perf_callbacks import checklist

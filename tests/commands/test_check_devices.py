@@ -5,7 +5,8 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from nvml_stub import load
+from jobs import PATHS
+from nvml_stub import directory, load
 from tiny import unwrapped
 
 from perf_callbacks.commands import main

@@ -5,7 +5,7 @@ import os
 
 import journals
 import pytest
-from launching import python
+from jobs import python
 
 from perf_callbacks.commands import main
 from perf_callbacks.kernel.records.codec import Entry

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 from accelerate.commands.config.config_args import BaseConfig
-from launching import free_port
+from jobs import free_port
 
 from perf_callbacks.commands import main
 from perf_callbacks.commands.launch import RUN

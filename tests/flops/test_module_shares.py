@@ -13,7 +13,7 @@ import simulated_device
 import tiny
 import torch
 from counted import ids
-from forked import run
+from jobs import run
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 

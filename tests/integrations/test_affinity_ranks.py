@@ -6,8 +6,8 @@ import subprocess
 import sys
 
 import pytest
-from jobs import Job
-from launching import program_environ
+from jobs import program_environ
+from jobs.training_job import TrainingJob
 from tiny import records
 from topologies import Topology
 
@@ -27,29 +27,23 @@ pytestmark = [
 @pytest.mark.parametrize(
     ("door", "environ"),
     [
-        ("transformers", {"LOCAL_WORLD_SIZE": "2"}),
         ("accelerate", {"LOCAL_WORLD_SIZE": "2"}),
         ("lightning", {}),  # its strategy tells how many processes are here
     ],
 )
 def test_ranks_and_their_workers_run_on_the_cores_they_are_given(tmp_path, door, environ):
     two_nodes = Topology(name="two", source="", nodes={0: f"{ALL[0]}", 1: f"{ALL[1]}"}, gpus=())
-    root = two_nodes.lay(tmp_path / "machine")
-    with Job(
-        tmp_path / "job",
-        door=door,
-        plan={"steps": 8, "workers": 1, "root": str(root)},
-        environ={rank: {"PERF_CALLBACKS_AFFINITY": "node", **environ} for rank in RANKS},
-    ) as job:
-        job.assert_ended(*RANKS)
-        job.assert_unharmed(*RANKS)
-        for rank in RANKS:
-            facts, own = job.facts(rank), [[ALL[rank]]]
-            assert facts["cpus"] == [[own, own]] * 8
-            assert facts["cpus_after"] == [ALL]
-            (row,) = [row for row in records(job.directory, Checklist, rank=rank) if row.item == "affinity"]
-            assert (row.status, row.after) == ("applied", f"CPU {ALL[rank]}")
-            assert row.why.startswith("2 NUMA nodes divided among 2 ranks")
+    plan = {"steps": 8, "workers": 1, "root": str(two_nodes.lay(tmp_path / "machine"))}
+    environ = {"PERF_CALLBACKS_AFFINITY": "node", **environ}
+    job = TrainingJob(tmp_path / "job", door, plan=plan, environ=environ).to_its_end()
+    job.assert_unharmed(*RANKS)
+    for rank in RANKS:
+        facts, own = job.facts(rank), [[ALL[rank]]]
+        assert facts["cpus"] == [[own, own]] * 8
+        assert facts["cpus_after"] == [ALL]
+        (row,) = [row for row in records(job.directory, Checklist, rank=rank) if row.item == "affinity"]
+        assert (row.status, row.after) == ("applied", f"CPU {ALL[rank]}")
+        assert row.why.startswith("2 NUMA nodes divided among 2 ranks")
 
 
 PROGRAM = """
@@ -118,7 +112,7 @@ def run(tmp_path, *command):
     return json.loads(done.stdout.splitlines()[-1]), row
 
 
-def test_every_thread_is_bound_and_restored_except_a_pinned_one(tmp_path):
+def test_every_thread_is_bound_and_restored_unless_pinned(tmp_path):
     facts, row = run(tmp_path)
     assert (row.status, len(facts["before"]) >= 3) == ("applied", True)
     pinned = [ALL[-1]]
@@ -128,7 +122,7 @@ def test_every_thread_is_bound_and_restored_except_a_pinned_one(tmp_path):
     assert (facts["worker"], facts["pinned"]) == (HALF, pinned)
 
 
-def test_what_taskset_chose_is_never_widened(tmp_path):
+def test_a_choice_of_taskset_is_never_widened(tmp_path):
     facts, row = run(tmp_path, "taskset", "-c", str(ALL[0]))
     assert (row.status, row.before) == ("not applicable", f"CPU {ALL[0]} by the launcher")
     assert row.why == "the process may run on one of 2 NUMA nodes only"

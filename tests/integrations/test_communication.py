@@ -3,7 +3,8 @@
 from statistics import quantiles
 
 import pytest
-from jobs import IMPORTS, Job
+from jobs import IMPORTS
+from jobs.training_job import TrainingJob
 from tiny import records
 
 from perf_callbacks.kernel.records.fit_records import Steps
@@ -16,8 +17,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.mark.parametrize("door", IMPORTS)
 def test_a_wait_in_the_forward_is_communication_as_a_stopwatch_says(tmp_path, door):
-    with Job(tmp_path, door=door, plan={"meets": True, "step_seconds": SECONDS, "steps": STEPS}) as job:
-        job.assert_ended(0, 1)
+    job = TrainingJob(tmp_path, door, plan={"meets": True, "step_seconds": SECONDS, "steps": STEPS}).to_its_end()
     blocks = records(tmp_path, Steps)
     waited = [seconds for block in blocks for seconds in block.communication_time]
     met = job.facts(0)["met"]

@@ -10,9 +10,8 @@ import time
 import pytest
 from accelerate.state import AcceleratorState, GradientState, PartialState
 from counted import counts, left_behind
-from faults import ERRORS, BugError, Points, ended, innermost_guard, profiled, warnings
-from forked import run
-from jobs import IMPORTS
+from faults import ERRORS, Fault, break_clock, ended, faults, shared, warnings
+from jobs import IMPORTS, run
 from places import accelerate_loop, lightning_trainer, plain_loop, transformers_trainer
 from sampling import DAY, half_slow, of_the_day, sampled
 from tiny import records, steps

@@ -2,59 +2,23 @@
 
 import json
 import signal
-import time
 
 import pytest
-from forked import start
-from jobs import IMPORTS
+from jobs import IMPORTS, PROMPT, Job
 
 from perf_callbacks.report import report_file
 from perf_callbacks.report.payload import payload
 
-PROMPT = 120.0
-"""Seconds in which anything happens, on a busy machine."""
-
-TERM, KILL = int(signal.SIGTERM), int(signal.SIGKILL)
-
-IN_ORDER = {"lightning"}
-"""Integrations whose framework ends training in order after SIGTERM, and so calls the callback."""
-
-CASES = {
-    f"{door}, {moment}, {number.name}": (door, moment, number)
-    for door, moment, number in [
-        ("loop", "step", signal.SIGTERM),
-        ("loop", "step", signal.SIGKILL),
-        ("loop", "C", signal.SIGTERM),
-        ("accelerate", "step", signal.SIGTERM),
-        ("accelerate", "C", signal.SIGTERM),
-        ("transformers", "step", signal.SIGTERM),
-        ("transformers", "C", signal.SIGKILL),
-        ("lightning", "step", signal.SIGTERM),
-        ("lightning", "C", signal.SIGTERM),
-        ("lightning", "step", signal.SIGKILL),
-    ]
-}
-
-
-def run(directory, door, moment, *, measured):
-    plan = {"door": door, "moment": moment, "directory": str(directory), "measured": measured}
-    directory.mkdir()
-    return start(
-        "killed_run.py",
-        json.dumps(plan),
-        imports=IMPORTS[door],
-        environ={},
-        output=directory / "out",
-        errors=directory / "err",
-    )
-
-
-def until(condition, process, directory):
-    deadline = time.monotonic() + PROMPT
-    while not condition():
-        assert process.poll() is None, (directory / "err").read_text()
-        assert time.monotonic() < deadline, (directory / "err").read_text()
-        time.sleep(0.05)
+CASES = [
+    ("loop", "step", signal.SIGTERM),
+    ("loop", "step", signal.SIGKILL),
+    ("loop", "C", signal.SIGTERM),
+    ("accelerate", "step", signal.SIGTERM),
+    ("transformers", "step", signal.SIGTERM),
+    ("transformers", "C", signal.SIGKILL),
+    ("lightning", "step", signal.SIGTERM),
+    ("lightning", "C", signal.SIGTERM),
+]
 
 
 def steps_so_far(directory):
@@ -64,31 +28,38 @@ def steps_so_far(directory):
 
 def killed(directory, door, moment, number, *, measured):
     """The exit status of a run that was killed, once the summary so far has some steps."""
-    process = run(directory, door, moment, measured=measured)
-    try:
-        trained = directory / "trains"
-        until(trained.exists, process, directory)
+    plan = {"door": door, "measured": measured}
+    with Job("killed.py", directory, imports=IMPORTS[door], world_size=1, plan=plan) as job:
+        job.until((directory / "trains").exists)
         if measured:
-            until(lambda: steps_so_far(directory) >= 20, process, directory)
+            job.until(lambda: steps_so_far(directory) >= 20)
         if moment == "C":
             (directory / "hold").touch()
-            until((directory / "held").exists, process, directory)
-        process.send_signal(number)
-        return process.wait(PROMPT)
-    finally:
-        process.kill()
+            job.until((directory / "held").exists)
+        job.processes[0].send_signal(number)
+        return job.processes[0].wait(PROMPT)
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory):
+    """The exit status of a run without the callback; each kind is killed once."""
+    statuses = {}
+
+    def status(*case):
+        if case not in statuses:
+            statuses[case] = killed(tmp_path_factory.mktemp("plain"), *case, measured=False)
+        return statuses[case]
+
+    return status
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", CASES)
-def test_a_run_dies_as_without_the_callback_and_its_findings_are_on_disk(tmp_path, case):
-    door, moment, number = CASES[case]
-    status = killed(tmp_path / "measured", door, moment, number, measured=True)
-    assert status == (killed(tmp_path / "plain", door, moment, number, measured=False))
-    (fit,) = report_file.fits(tmp_path / "measured")
-    in_order = door in IN_ORDER and number == signal.SIGTERM
+@pytest.mark.parametrize(("door", "moment", "number"), CASES)
+def test_a_run_dies_as_without_the_callback_and_its_findings_are_on_disk(tmp_path, plain, door, moment, number):
+    assert killed(tmp_path, door, moment, number, measured=True) == plain(door, "step", number)
+    (fit,) = report_file.fits(tmp_path)
+    in_order = door == "lightning" and number == signal.SIGTERM  # Lightning ends the training itself
     assert (fit.first[-1].interim is None) == in_order
     assert "Waiting for data took " in payload([fit])["verdict"]
     assert fit.summary.findings[0].cause == "data"
-    said = (tmp_path / "measured" / "out").read_text()
-    assert ("Waiting for data took" in said) == in_order
+    assert ("Waiting for data took" in (tmp_path / "rank0.out").read_text()) == in_order

@@ -1,8 +1,8 @@
-"""Two ranks of a Lightning trainer: each measures itself, rank 0 logs."""
+"""Two ranks that a Lightning trainer starts: each measures itself, rank 0 logs."""
 
 import pytest
 import tiny_lightning
-from launching import python
+from jobs import python
 from tiny import records, steps
 
 from perf_callbacks.kernel.records.fit_records import Row, Run, Summary
@@ -49,20 +49,11 @@ if __name__ == "__main__":
 """
 
 
-LAUNCHERS = {
-    "spawned": ((), "ddp_spawn"),
-    "by Lightning": ((), "ddp"),
-    "by torchrun": (("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", 2), "ddp"),
-}
-
-
-@pytest.mark.parametrize("launcher", LAUNCHERS)
-def test_each_rank_has_its_journal_and_the_logger_has_rows_of_rank_0(tmp_path, launcher):
-    how, strategy = LAUNCHERS[launcher]
-    framework = "pytorch_lightning" if launcher == "by torchrun" else "lightning"
+@pytest.mark.parametrize(("framework", "strategy"), [("lightning", "ddp"), ("pytorch_lightning", "ddp_spawn")])
+def test_each_rank_has_its_journal_and_the_logger_has_rows_of_rank_0(tmp_path, framework, strategy):
     script = tmp_path / "train.py"
     script.write_text(TRAIN)
-    status, output = python(*how, script, tmp_path, framework, strategy)
+    status, output = python(script, tmp_path, framework, strategy)
     assert status == 0, output
     folder = tmp_path / "lightning_logs" / "version_0" / "perf_callbacks"
     assert sorted(tmp_path.rglob("*.jsonl")) == [folder / "rank0.jsonl", folder / "rank1.jsonl"]

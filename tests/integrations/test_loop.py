@@ -11,7 +11,7 @@ from io import BytesIO
 
 import pytest
 import torch
-from forked import run
+from jobs import run
 from metric_keys import LOGGED
 from places.plain_loop import Model, Optimizer, Training
 from places.sleep import Sleep, assert_in_stage, fit

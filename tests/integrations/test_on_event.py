@@ -9,10 +9,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from forked import ranks, start
-from jobs import IMPORTS
-from short_trainings import loop, trainer
-from waiting import until
+from jobs import IMPORTS, Job, until
+from short_trainings import DOORS
 
 from perf_callbacks.notifications import sender
 
@@ -104,24 +102,14 @@ def test_the_script_of_the_page_appends_sentences(tmp_path, monkeypatch):
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 @pytest.mark.parametrize("door", ["loop", "accelerate", "transformers", "lightning"])
 def test_a_run_that_is_killed_is_told_of(tmp_path, door, number):
-    plan = {"door": door, "moment": "step", "directory": str(tmp_path), "measured": True}
+    plan = {"door": door, "measured": True}
     file = tmp_path / "events.jsonl"
-    process = start(
-        "killed_run.py",
-        json.dumps(plan),
-        imports=IMPORTS[door],
-        environ={"PERF_CALLBACKS_ON_EVENT": f"sh -c 'cat >> {file}'"},
-        output=tmp_path / "out",
-        errors=tmp_path / "err",
-    )
-    try:
-        until((tmp_path / "trains").exists)
-        until((tmp_path / "perf_callbacks" / "rank0.jsonl").exists)
-        os.kill(process.pid, number)
-        process.wait()
-    finally:
-        process.kill()
-        process.wait()
+    environ = {"PERF_CALLBACKS_ON_EVENT": f"sh -c 'cat >> {file}'"}
+    with Job("killed.py", tmp_path, imports=IMPORTS[door], world_size=1, plan=plan, environ=environ) as job:
+        job.until((tmp_path / "trains").exists)
+        job.until((tmp_path / "perf_callbacks" / "rank0.jsonl").exists)
+        os.kill(job.processes[0].pid, number)
+        job.processes[0].wait()
     until(file.exists)
     until(lambda: file.read_text().endswith("\n"))
     (end,) = [json.loads(line) for line in file.read_text().splitlines()]
@@ -132,13 +120,11 @@ def test_a_run_that_is_killed_is_told_of(tmp_path, door, number):
 @pytest.mark.slow
 def test_a_job_passes_on_a_stall_and_its_death_once(tmp_path):
     file = tmp_path / "events.jsonl"
-    imports = ("torch._dynamo", "torch.distributed.tensor.parallel", "perf_callbacks.loop")
-    command = {"PERF_CALLBACKS_ON_EVENT": f"sh -c 'cat >> {file}'"}
-    words = "lock", tmp_path
-    with ranks("hanging_rank.py", *words, imports=imports, directory=tmp_path, environ=lambda _: command):
+    environ = {"PERF_CALLBACKS_ON_EVENT": f"sh -c 'cat >> {file}'"}
+    with Job(Path(__file__).with_name("test_stall_ranks.py"), tmp_path, plan={"case": "lock"}, environ=environ):
         until(file.exists)
     until(lambda: '"lost"' in file.read_text())
     stall, end = [json.loads(line) for line in file.read_text().splitlines()]
-    assert "Rank 1 is in forward: hanging_rank.py:" in stall["text"]
+    assert "Rank 1 is in forward: test_stall_ranks.py:" in stall["text"]
     assert (stall["event"], stall["rank"], stall["world_size"], stall["stall"]["under_way"]) == ("stall", 0, 2, True)
     assert (end["event"], end["rank"], end["end"]["state"]) == ("end", 0, "lost")

@@ -11,8 +11,8 @@ import sys
 
 import pytest
 import torch
-from launching import run_ranks
-from short_trainings import DOORS, loop
+from jobs import Job
+from short_trainings import DOORS
 from tiny import records, steps
 from torch import nn
 from torch.profiler import ProfilerActivity, profile, schedule
@@ -259,9 +259,10 @@ def test_a_side_process_that_cannot_start_is_one_line(tmp_path, caplog, monkeypa
 
 
 TRAIN = """
-import sys, time
+import time
 import torch
 from torch.nn.parallel import DistributedDataParallel
+from jobs.rank import plan
 from perf_callbacks import PerfConfig
 from perf_callbacks.loop import measure
 from perf_callbacks.profiles import observer
@@ -271,7 +272,7 @@ torch.manual_seed(0)
 rank = torch.distributed.get_rank()
 model = DistributedDataParallel(torch.nn.Linear(64, 64))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-config = PerfConfig(output_dir=sys.argv[1], window=10, profile="auto", gc="observe", stall_after="20")
+config = PerfConfig(output_dir=plan()["directory"], window=10, profile="auto", gc="observe", stall_after="20")
 with measure(model=model, optimizer=optimizer, loader=[torch.ones(8, 64)] * 400, config=config) as perf:
     for step, batch in enumerate(perf.loader, 1):
         time.sleep(0.01)
@@ -286,7 +287,7 @@ torch.distributed.destroy_process_group()
 
 @pytest.mark.slow
 def test_a_rank_that_becomes_slow_is_profiled_and_its_delay_is_no_fault(tmp_path):
-    assert run_ranks(TRAIN, tmp_path) == [0, 0]
+    Job(TRAIN, tmp_path).to_its_end()
     assert records(tmp_path, Profile) == []
     (record,) = records(tmp_path, Profile, rank=1)
     assert record.steps == 3

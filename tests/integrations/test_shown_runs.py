@@ -3,12 +3,10 @@
 import json
 import os
 import sys
-import time
 
 import pytest
 import torch
-from forked import start
-from jobs import IMPORTS
+from jobs import Job
 from torch import nn
 
 from perf_callbacks import PerfConfig
@@ -33,28 +31,15 @@ def look(monkeypatch, directory, *, seconds):
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has no SIGKILL, after which a run leaves no summary")
 def test_a_run_is_running_until_it_is_killed(tmp_path, capsys, monkeypatch):
     directory = tmp_path / "run"
-    directory.mkdir()
-    plan = {"door": "loop", "moment": "step", "directory": str(directory), "measured": True}
-    process = start(
-        "killed_run.py",
-        json.dumps(plan),
-        imports=IMPORTS["loop"],
-        environ={},
-        output=directory / "out",
-        errors=directory / "err",
-    )
-    try:
-        while not (directory / "perf_callbacks/summary0.json").exists():
-            assert process.poll() is None, (directory / "err").read_text()
-            time.sleep(0.05)
+    plan = {"door": "loop", "measured": True}
+    with Job("killed.py", directory, world_size=1, plan=plan) as job:
+        job.until((directory / "perf_callbacks/summary0.json").exists)
         look(monkeypatch, directory, seconds=5.0)
         running = json.loads(shown(capsys, directory, "--json"))
-    finally:
-        process.kill()
-        process.wait()
+    (process,) = job.processes
     assert (running["state"], running["stall"]) == ("running", None)
     assert running["pid"] in {process.pid, None}
-    assert running["title"].startswith("killed_run.py · Net · on ")
+    assert running["title"].startswith("killed.py · Model · on ")
     assert running["summary"]["run_id"] == running["run"]["run_id"]
 
     look(monkeypatch, directory, seconds=5.0 if sys.platform == "linux" else 60.0)

@@ -4,9 +4,10 @@ import json
 from types import SimpleNamespace
 
 import pytest
-from forked import run
-from jobs import IMPORTS
-from tiny import unwrapped
+from jobs import IMPORTS, run
+from tiny import records, unwrapped
+
+from perf_callbacks.kernel.records.fit_records import Row, Steps
 
 STAGES = {"data_time": 0, "forward_time": 0.004, "backward_time": 0.008, "optimizer_time": 0.002, "other_time": 0}
 

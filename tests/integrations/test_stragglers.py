@@ -20,8 +20,8 @@ def test_a_long_step_is_told_with_its_cause(tmp_path, door):
             time.sleep(0.7)
 
     done = DOORS[door](tmp_path, pause, steps=STEPS, flops="off")
-    told = [(one.step, one.cause) for one in records(tmp_path, Straggler) if one.seconds_lost > 0.5]
-    assert told in ([(LONG, "host")], [(LONG + 1, "host")])
+    rows = [(row.step, row.cause) for row in records(tmp_path, Straggler) if row.seconds_lost > 0.5]
+    assert rows in ([(LONG, "host")], [(LONG + 1, "host")])
     assert done.summary.stragglers.seconds_by_cause["host"] > 0.5
     assert done.summary.stragglers.costliest[0][:2] == (0, "host")
     assert done.summary.stragglers.slowdown is None

@@ -3,7 +3,7 @@
 import platform
 from pathlib import Path
 
-import forked
+import jobs
 import torch
 from rows import each_row
 from torch import nn
@@ -125,7 +125,7 @@ def test_a_journal_names_program_machine_and_job(tmp_path):
     program = tmp_path / "train.py"
     program.write_text(PROGRAM)
     words = ["--hf_token", "abc123", "--lr", "0.1"]
-    assert forked.run(program, *words, imports=("torch._dynamo",), directory=tmp_path, SLURM_JOB_ID="4711")[0] == 0
+    assert jobs.run(program, *words, imports=("torch._dynamo",), directory=tmp_path, SLURM_JOB_ID="4711")[0] == 0
     (run,) = [entry.record for entry in read(tmp_path / "out") if isinstance(entry.record, Run)]
     assert (run.program, run.command_line) == (str(program), f"{program} --hf_token '***' --lr 0.1")
     assert (Path(run.directory or ""), run.host, run.job_id) == (tmp_path, platform.node(), "4711")

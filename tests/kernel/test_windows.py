@@ -4,7 +4,7 @@ import json
 from dataclasses import replace
 
 import pytest
-from combined_parts import PART, combine
+from jobs.parts import PART, combine
 from rows import each_row
 
 from perf_callbacks.kernel.engine.windows import NOTICE, JobSettings, rates, with_holds

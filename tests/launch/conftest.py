@@ -6,7 +6,7 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from launching import program_environ
+from jobs import program_environ
 from trial_kit import files, processes
 
 from perf_callbacks import commands

@@ -9,7 +9,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from forked import run
+from jobs import run
 
 import perf_callbacks
 from perf_callbacks.launch import autoload

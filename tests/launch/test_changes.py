@@ -8,7 +8,7 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from launching import program_environ
+from jobs import program_environ
 from trial_kit import AT_ONCE, LOOP
 
 from perf_callbacks.launch import run, tries

@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 import pytest
-from launching import program_environ
+from jobs import program_environ
 from trial_kit import AT_ONCE, LOOP, by_remedy, processes
 
 from perf_callbacks.launch import tries

@@ -9,7 +9,7 @@ import threading
 from contextlib import suppress
 
 import pytest
-from waiting import until
+from jobs import until
 
 from perf_callbacks.kernel.process import helper_process
 from perf_callbacks.notifications import sender

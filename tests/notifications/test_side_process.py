@@ -9,7 +9,7 @@ import subprocess
 import sys
 
 import pytest
-from waiting import until
+from jobs import until
 
 from perf_callbacks.notifications import side_process
 

@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 
 import pytest
-from waiting import until
+from jobs import until
 
 from perf_callbacks.profiles.reducer import Reducer
 

@@ -3,8 +3,8 @@
 from array import array
 from dataclasses import replace
 
-from combined_parts import combine
 from hypothesis import given, settings, strategies as st
+from jobs.parts import combine
 
 from perf_callbacks.kernel.engine.resources import RESOURCES
 from perf_callbacks.kernel.engine.windows import JobSettings, Part, rates

@@ -6,7 +6,8 @@ import types
 import pytest
 import torch
 from fakes import FakeClock
-from launching import free_port, python
+from jobs import IMPORTS, Job
+from rows import each_row
 
 from perf_callbacks import PerfConfig
 from perf_callbacks.kernel.fit.location import FitLocation
@@ -83,7 +84,7 @@ def test_a_fit_without_steps_says_nothing(fit, caplog):
     assert caplog.messages == []
 
 
-@pytest.mark.parametrize(
+@each_row(
     "environ",
     [
         {},
@@ -92,18 +93,13 @@ def test_a_fit_without_steps_says_nothing(fit, caplog):
         JOB | {"RANK": "1"},
         {"SLURM_NTASKS": "8", "SLURM_ARRAY_TASK_ID": "3", "RANK": "0", "WORLD_SIZE": "8"},
     ],
-    ids=["no launcher", "one process", "no number", "another rank", "without torchrun"],
 )
-def test_where_torchrun_started_no_job_nothing_is_watched(fit, environ):
+def test_a_process_that_torchrun_started_in_no_job_is_not_watched(fit, environ):
     assert fit(environ=environ)[1] is None
 
 
-def test_a_job_with_a_group_is_not_watched(fit):
-    assert fit(world_size=2)[1] is None
-
-
 def test_a_fit_on_rank_0_after_the_job_is_not_watched(fit, monkeypatch):
-    fit(world_size=2)
+    assert fit(world_size=2)[1] is None
     assert fit()[1] is None
     monkeypatch.setattr(ungrouped, "FORMED", set())
     recorder, _ = fit()
@@ -127,7 +123,7 @@ def test_a_group_that_is_formed_later_is_seen(fit, caplog, monkeypatch, at):
 
 
 @pytest.mark.parametrize("integration", ["transformers", "accelerate"])
-def test_a_framework_that_counts_one_process_trains_alone_beside_a_group(fit, caplog, monkeypatch, integration):
+def test_a_framework_that_counts_itself_trains_alone_beside_a_group(fit, caplog, monkeypatch, integration):
     monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
     recorder, _ = fit(integration=integration)
     steps(recorder, 5)
@@ -138,71 +134,32 @@ def test_a_framework_that_counts_one_process_trains_alone_beside_a_group(fit, ca
 
 @pytest.mark.parametrize("library", ["horovod", "torch.distributed.rpc.api"])
 def test_groups_of_another_kind_are_groups(fit, caplog, monkeypatch, library):
-    found = types.ModuleType(library)
-    found._is_current_rpc_agent_set = lambda: True
-    monkeypatch.setitem(sys.modules, library, found)
+    module = types.ModuleType(library)
+    module._is_current_rpc_agent_set = lambda: True
+    monkeypatch.setitem(sys.modules, library, module)
     recorder, _ = fit()
     steps(recorder, 10)
     recorder.close()
     assert caplog.messages == []
 
 
-SCRIPT = """
-import sys
-import torch
-from perf_callbacks import PerfConfig
-from perf_callbacks.loop import measure
-model = torch.nn.Linear(4, 4)
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-config = PerfConfig(output_dir=sys.argv[1], window=5)
-if sys.argv[2] == "before":
-    torch.distributed.init_process_group("gloo")
-with measure(model=model, optimizer=optimizer, loader=[torch.ones(2, 4)] * 12, config=config) as perf:
-    if sys.argv[2] == "within":
-        torch.distributed.init_process_group("gloo")
-    for batch in perf.loader:
-        model(batch).sum().backward()
-        optimizer.step()
-if sys.argv[2] != "never":
-    torch.distributed.destroy_process_group()
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("when", "times"), [("never", 1), ("before", 0), ("within", 0)])
-def test_two_processes_of_torchrun(tmp_path, when, times):
-    script = tmp_path / "train.py"
-    script.write_text(SCRIPT, encoding="utf-8")
-    launcher = ["-m", "torch.distributed.run", "--nproc_per_node", "2", "--master_port", str(free_port())]
-    status, said = python(*launcher, script, tmp_path / "out", when, cwd=tmp_path)
-    assert status == 0, said
-    assert said.count("don't train together") == times, said
-
-
-TRAINERS = {
+PROGRAMS = {
     "transformers": """
-import sys
-import torch
+from jobs.rank import plan
 from transformers import Trainer, TrainingArguments
 from perf_callbacks.transformers import PerfCallback
-class Net(torch.nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.layer = torch.nn.Linear(4, 4)
-    def forward(self, x):
-        return {"loss": self.layer(x).sum()}
-options = {"use_cpu": True} if sys.argv[2] == "together" else {}
-arguments = TrainingArguments(sys.argv[1], max_steps=3, report_to=[], save_strategy="no", **options)
-Trainer(Net(), arguments, train_dataset=[{"x": torch.ones(4)}] * 64, callbacks=[PerfCallback()]).train()
+import tiny
+arguments = TrainingArguments(plan()["directory"], max_steps=3, report_to=[], save_strategy="no")
+Trainer(tiny.llama(), arguments, train_dataset=tiny.Tokens(64), callbacks=[PerfCallback()]).train()
 """,
     "accelerate": """
-import sys
 import torch
 from accelerate import Accelerator
+from jobs.rank import plan
 from perf_callbacks import PerfConfig
 from perf_callbacks.accelerate import attach
-accelerator = Accelerator(cpu=sys.argv[2] == "together")
-attach(accelerator, PerfConfig(output_dir=sys.argv[1]))
+accelerator = Accelerator()
+attach(accelerator, PerfConfig(output_dir=plan()["directory"]))
 model = torch.nn.Linear(4, 4)
 loader = torch.utils.data.DataLoader(torch.ones(12, 4), batch_size=2)
 model, optimizer, loader = accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1), loader)
@@ -217,13 +174,9 @@ accelerator.end_training()
 
 @pytest.mark.slow
 @pytest.mark.skipif(torch.cuda.is_available(), reason="with a GPU, accelerate doesn't choose the CPU")
-@pytest.mark.parametrize(("how", "times"), [("by default", 1), ("together", 0)])
-@pytest.mark.parametrize("door", TRAINERS)
-def test_trainers_of_torchrun_on_cpus(tmp_path, door, how, times):
-    """accelerate forms a process group in both, but trains together only if the CPU was asked for."""
-    script = tmp_path / "train.py"
-    script.write_text(TRAINERS[door], encoding="utf-8")
-    launcher = ["-m", "torch.distributed.run", "--nproc_per_node", "2", "--master_port", str(free_port())]
-    status, said = python(*launcher, script, tmp_path / "out", how, cwd=tmp_path)
-    assert status == 0, said
-    assert said.count("don't train together") == times, said
+@pytest.mark.parametrize("door", PROGRAMS)
+def test_two_processes_of_torchrun_without_a_gpu_train_alone(tmp_path, door):
+    """accelerate forms a process group, but trains together only if the CPU was asked for, as other jobs do here."""
+    environ = {"TORCHELASTIC_RUN_ID": "none"}
+    job = Job(PROGRAMS[door], tmp_path, imports=IMPORTS[door], environ=environ).to_its_end()
+    assert sum([(job.errors(rank) + job.output(rank)).count("don't train together") for rank in range(2)]) == 1

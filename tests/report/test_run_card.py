@@ -4,7 +4,7 @@ import re
 from html import unescape
 
 import pytest
-from forked import run
+from jobs import run
 from journals import a_summary
 
 from perf_callbacks.kernel.records.fit_records import Finding

@@ -56,7 +56,7 @@ def test_the_time_in_a_span_does_not_count_after_it():
     assert ticks(patience, 5, start=650) == [(651, "began")]
 
 
-def test_spans_one_after_the_other_are_no_stall():
+def test_spans_in_a_row_are_no_stall():
     patience = a_patience()
     for start in range(0, 6000, 500):
         assert ticks(patience, 500, span=("evaluation", start), longer=True, start=start) == []

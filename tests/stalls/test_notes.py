@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 import torch.distributed as dist
-from exchange_job import Job as ExchangeJob
+from jobs.exchanges import ExchangeJob
 
 from perf_callbacks.ranks import node, rounds
 from perf_callbacks.ranks.channels import Channel
@@ -66,7 +66,7 @@ def test_rank_0_tells_once_and_all_know_it():
 
 
 @pytest.mark.parametrize("silent", [0, 1, 5])
-def test_a_silent_rank_is_named_with_what_was_last_heard_of_it(silent):
+def test_a_silent_rank_is_named_with_its_last_note(silent):
     job = Job(6)
     job.states[silent] = BUSY
     job.go(0, 6)
@@ -120,7 +120,7 @@ def test_a_rank_that_ended_is_named_and_another_fit_is_not_heard():
     assert not any(one.told for one in earlier.ranks)
 
 
-def test_a_checkpoint_of_one_rank_is_waited_for():
+def test_a_checkpoint_of_a_rank_is_waited_for():
     job = Job(4)
     job.states[0] = dataclasses.replace(BUSY, stage="checkpoint", spanned=True)
     job.go(0, 60)
@@ -158,7 +158,7 @@ def test_a_rank_stopped_in_its_checkpoint_is_told_after_longer_patience():
     assert job.told[0][1].startswith("Rank 1 is silent, last heard of in step 8 in a checkpoint")
 
 
-def test_one_rank_that_hangs_while_the_others_go_on_tells_it_itself():
+def test_a_rank_that_hangs_while_the_others_go_on_tells_it_itself():
     job = Job(4)
     job.states[2] = BUSY
     job.go(0, 60)
@@ -168,7 +168,7 @@ def test_one_rank_that_hangs_while_the_others_go_on_tells_it_itself():
     assert (teller, text.startswith("Rank 2 "), BUSY.place in text) == (2, True, True)
 
 
-def test_a_later_stall_is_told_again_and_one_that_lasts_is_not():
+def test_a_later_stall_is_told_again_and_a_lasting_stall_is_not():
     job = Job(3)
     job.go(0, 60)
     job.stall()
@@ -203,7 +203,7 @@ def test_few_of_many_ranks_read_all_notes():
 @pytest.fixture
 def machines(tmp_path, monkeypatch):
     """Eight ranks on two machines, of which the first rank talks with the store; and their notes."""
-    monkeypatch.setattr(rounds, "_obeyed", {})
+    monkeypatch.setattr(rounds, "OBEYED", {})
 
     def of(rank):
         first = rank - rank % 4

@@ -65,10 +65,10 @@ def test_a_stall_told_after_an_evaluation_of_another_rank_has_all_its_seconds(tm
     fit.recorder.ranks = SimpleNamespace(job_settings=None, close=lambda: None)  # the ranks exchange their positions
     for second in (0.25, 1.25, 2.25, 3.25):
         fit.end_step(second)
-    fit.watch._notes.answered_at = 1031.0
+    fit.watch.notes.answered_at = 1031.0
     fit.until(31)
     assert fit.watch.summary()["stalls"].count == 0
-    fit.watch._notes.told = True  # rank 0 evaluated until now, and has told the stall
+    fit.watch.notes.told = True  # rank 0 evaluated until now, and has told the stall
     fit.until(32)
     assert main(["show", str(tmp_path)]) == 0
     fit.recorder.close()

@@ -6,7 +6,7 @@ import sys
 import pytest
 from fakes import Fit
 
-from perf_callbacks.kernel.engine.observer import Observer
+from perf_callbacks.kernel.engine.observer import Observer, Observers
 from perf_callbacks.kernel.process.watchdog import WATCHDOG, Watchdog
 from perf_callbacks.stalls.suspensions import RUNNING, Suspensions, needed_seconds
 
@@ -28,7 +28,7 @@ class Process:
 
 
 @pytest.mark.parametrize("first", ["tick", "step"])
-def test_a_suspension_is_noticed_by_what_comes_first(first):
+def test_a_suspension_is_noticed_by_tick_or_step(first):
     process = Process()
     process.now += 20.5
     if first == "tick":
@@ -80,8 +80,9 @@ class Suspended(Observer):
 
 
 def test_a_suspended_step_is_excluded_and_its_time_is_named():
-    fit = Fit()
-    fit.engine._observers.add(Suspended())
+    observers = Observers()
+    observers.add(Suspended())
+    fit = Fit(observers=observers)
     for seconds in (1.0, 1.0, 21.0, 1.0):
         fit.step(forward=seconds)
     summary = fit.engine.stop(fit.now)

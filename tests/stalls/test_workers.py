@@ -1,15 +1,16 @@
 """What is said of a worker process of a loader that the training waits for."""
 
+import shutil
 import threading
 
-import pytest
+from rows import each_row
 
 from perf_callbacks.stalls import workers
 
 HINT = ": `py-spy dump --pid 7` shows its line."
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("state", "function", "told"),
     [
         ("S", "futex_do_wait", ", which sleeps in the kernel's `futex_do_wait`"),
@@ -25,13 +26,13 @@ HINT = ": `py-spy dump --pid 7` shows its line."
 )
 def test_a_worker_has_its_state_and_the_kernel_function(tmp_path, state, function, told):
     process = tmp_path / "proc" / "7"
+    shutil.rmtree(process, ignore_errors=True)
     process.mkdir(parents=True)
     if state is not None:
         (process / "stat").write_text(f"7 (py thon) (x)) {state} 1 7 7 0 -1")
     if function is not None:
         (process / "wchan").write_text(function)
-    said = workers.sentence("Rank 3", 1, 7, tmp_path)
-    assert said == f"Rank 3 waits for the loader's worker 1{told}{HINT}"
+    assert workers.sentence("Rank 3", 1, 7, tmp_path) == f"Rank 3 waits for the loader's worker 1{told}{HINT}"
 
 
 def test_a_thread_that_waits_for_something_else_waits_for_no_worker():

@@ -2,7 +2,6 @@
 
 import random
 
-import pytest
 from rows import each_row
 
 from perf_callbacks.kernel.engine.steps import Columns
@@ -59,7 +58,7 @@ def sent(first, row, sharded):
 
 
 def named(stragglers):
-    return {(one.ranks or (one.rank,), one.cause) for one in stragglers.costliest(8)}
+    return {(loss.ranks or (loss.rank,), loss.cause) for loss in stragglers.costliest(8)}
 
 
 @each_row("ranks", [2, 3, 4, 5, 8])
@@ -70,29 +69,25 @@ def test_no_healthy_rank_is_named_if_the_wait_for_a_slow_gpu_is_hidden(ranks):
     assert (stragglers.undecided_steps, stragglers.slowdown is None) == ((300, True) if ranks < 5 else (0, False))
 
 
-def test_no_healthy_half_is_named_for_its_devices():
-    stragglers = job(4, gpu={0: 1.2, 1: 1.2})
+@each_row("slow", [{"gpu": {0: 1.2, 1: 1.2}}, {"host": dict.fromkeys((1, 2, 3), 0.2), "sharded": True}])
+def test_no_half_is_named_for_its_devices_and_no_majority_for_its_hosts(slow):
+    stragglers = job(4, **slow)
     assert (named(stragglers), stragglers.undecided_steps) == (set(), 300)
 
 
-def test_no_majority_is_named_for_its_hosts():
-    stragglers = job(4, host=dict.fromkeys((1, 2, 3), 0.2), sharded=True)
-    assert (named(stragglers), stragglers.undecided_steps) == (set(), 300)
-
-
-@pytest.mark.parametrize("ranks", [2, 3, 4, 8])
+@each_row("ranks", [2, 3, 4, 8])
 def test_a_hidden_wait_in_a_single_step_names_no_healthy_rank(ranks):
     assert named(job(ranks, pause=(120, 0))) == set()
 
 
-@pytest.mark.parametrize(("ranks", "slow"), [(3, {1}), (4, {1}), (8, {5}), (8, {1, 2, 5})])
+@each_row(("ranks", "slow"), [(3, {1}), (4, {1}), (8, {5}), (8, {1, 2, 5})])
 def test_a_minority_of_slow_gpus_is_named(ranks, slow):
     stragglers = job(ranks, gpu=dict.fromkeys(slow, 1.25), hidden=False)
     assert named(stragglers) == {(tuple(sorted(slow)), DEVICE)}
     assert stragglers.undecided_steps == 0
 
 
-@pytest.mark.parametrize("ranks", [2, 4, 8])
+@each_row("ranks", [2, 4, 8])
 def test_a_slow_host_or_loader_is_named_on_any_number_of_devices(ranks):
     assert named(job(ranks, host={1: 0.2}, hidden=False)) == {((1,), HOST)}
     assert named(job(ranks, data={1: 0.2}, hidden=False)) == {((1,), DATA)}
@@ -102,5 +97,5 @@ def test_healthy_ranks_are_compared_and_not_named():
     jobs = [
         job(ranks, hidden=hidden, seed=seed) for ranks in (2, 4, 8) for hidden in (False, True) for seed in range(3)
     ]
-    assert [named(one) for one in jobs] == [set()] * len(jobs)
-    assert {one.undecided_steps for one in jobs} == {0}
+    assert [named(search) for search in jobs] == [set()] * len(jobs)
+    assert {search.undecided_steps for search in jobs} == {0}

@@ -13,6 +13,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from fakes import FakeClock
+from jobs import until
 from metric_keys import needing
 from tiny import records
 from torch import nn
@@ -24,7 +25,8 @@ from perf_callbacks.kernel.engine.observer import Observer
 from perf_callbacks.kernel.engine.stages import Stage
 from perf_callbacks.kernel.fit.location import FitLocation
 from perf_callbacks.kernel.fit.recorder import Recorder
-from perf_callbacks.kernel.fit.training_objects import FitContext, TrainingObjects
+from perf_callbacks.kernel.fit.setup import Setup, Training
+from perf_callbacks.kernel.process.patches import Patches
 from perf_callbacks.kernel.process.waits import WAITS
 from perf_callbacks.kernel.records.fit_records import Steps, Summary
 from perf_callbacks.kernel.records.metric_table import SEVERAL_RANKS
@@ -34,7 +36,7 @@ from perf_callbacks.ranks import exchange, store as board
 from perf_callbacks.stragglers import gradient_moments, observer as stragglers
 
 WINDOW = 20
-NO_MORE = "perf_callbacks: the search for slow ranks has ended"
+NO_MORE = "perf_callbacks: the search for slow ranks"
 
 
 class Wrapper(nn.parallel.DistributedDataParallel):
@@ -115,13 +117,14 @@ def train(ranks, steps, faults=()):
             rank.meet(last, number)
 
 
-def until(condition):
-    while not condition():  # every test has a time limit
-        time.sleep(0.01)
-
-
 def compared(rank, steps):
     until(lambda: rank.recorder.summary.stragglers.steps >= steps)
+    return rank.recorder.summary
+
+
+def gathered(rank, step=WINDOW):
+    """Wait until the window with this step is known."""
+    until(lambda: rank.recorder.ranks.latest is not None and rank.recorder.ranks.latest.last_step >= step)
     return rank.recorder.summary
 
 
@@ -146,31 +149,26 @@ def test_ranks_that_are_late_are_named_with_step_cause_and_seconds(tmp_path, job
     ]
 
 
-def test_rows_have_what_was_lost_since_the_last_row(job):
+def test_rows_have_the_loss_since_the_last_row(job):
     ranks = job()
     train(ranks, WINDOW, [(8, 1, "data", 2.0)])
     compared(ranks[0], WINDOW - 1)
-    assert [ranks[0].recorder.row(WINDOW)["perf/straggler_loss"] for _ in range(1)] == [2.0]
+    assert ranks[0].recorder.row(WINDOW)["perf/straggler_loss"] == 2.0
     train(ranks, 3)
     assert ranks[0].recorder.row(WINDOW + 3)["perf/straggler_loss"] == 0.0
 
 
-def test_a_rank_that_is_slow_for_long_is_warned_of_once(job, caplog):
+def test_a_rank_that_is_slow_for_long_is_warned_of_once(tmp_path, job, caplog):
     ranks = job()
     train(ranks, 4 * WINDOW, [(step, 1, "host", 0.5) for step in range(1, 4 * WINDOW + 1)])
     summary = compared(ranks[0], 4 * WINDOW - 1)
-    (told,) = [one.getMessage() for one in caplog.records if "was slow" in one.getMessage()]
-    assert re.search(r"rank 1 .* 39 steps .* step 40: .* 13% .*host 100%", told)
+    (message,) = [message for message in caplog.messages if "was slow" in message]
+    assert re.search(r"rank 1 .* 39 steps .* step 40: .* 13% .*host 100%", message)
     assert summary.stragglers.seconds_by_cause["host"] == pytest.approx(0.5 * (4 * WINDOW - 1), rel=0.01)
-
-
-def test_a_slow_rank_is_in_the_journal_once_per_window_with_its_last_step(tmp_path, job):
-    ranks = job()
-    train(ranks, 3 * WINDOW, [(step, 1, "host", 0.5) for step in range(1, 3 * WINDOW + 1)])
-    compared(ranks[0], 3 * WINDOW - 1)
     for rank in ranks:
         rank.recorder.close()
-    assert [(one.step, one.rank) for one in records(tmp_path, Straggler)] == [(20, 1), (40, 1), (60, 1)]
+    rows = [(straggler.step, straggler.rank) for straggler in records(tmp_path, Straggler)]
+    assert rows == [(20, 1), (40, 1), (60, 1), (80, 1)]  # each window's last step
 
 
 def test_the_last_window_is_compared_if_the_fit_ends_with_it(job, monkeypatch):
@@ -186,12 +184,15 @@ def test_all_changes_are_undone_before_rank_0_waits_for_the_others(job, monkeypa
     """Else it keeps the collector, while the fit has visibly ended, and the watchdog takes it for an abandoned one."""
     ranks = job()
     train(ranks, WINDOW)  # rank 1's part of the window is not there yet
-    recorder, weight, seen = ranks[0].recorder, ranks[0].model.weight, []
-    recorder.patches._undo.insert(0, lambda: seen.append("put back"))  # the last of all to be undone
-    monkeypatch.setattr(stragglers, "sleep", lambda _: seen.append(len(_hooks(weight))))
+    recorder, weight, seen, restore = ranks[0].recorder, ranks[0].model.weight, [], Patches.restore
+    monkeypatch.setattr(Patches, "restore", lambda patches: [restore(patches), seen.append("put back")])
+    monkeypatch.setattr(stragglers, "sleep", lambda _: seen.append(len(hooks(weight))))
+    assert len(hooks(weight)) == 1
     recorder.close()
     assert seen[0] == "put back"
-    assert not any(seen[1:])
+    assert 0 in seen
+    assert 1 not in seen
+    assert not hooks(weight)
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, ValueError])
@@ -217,21 +218,14 @@ def test_a_fit_of_rank_0_that_was_left_open_is_freed(job):
     until(lambda: gc.collect() is None or held() is None)
 
 
-def test_ranks_whose_waits_are_not_seen_are_not_comparable(job):
-    ranks = job(timed=False)
+@pytest.mark.parametrize("unseen", ["no backward", "compiled code"])
+def test_ranks_whose_waits_are_not_seen_are_not_comparable(job, monkeypatch, unseen):
+    ranks = job(timed=unseen != "no backward")
+    monkeypatch.setattr(stragglers, "in_compiled_code", lambda: unseen == "compiled code")
     train(ranks, WINDOW, [(8, 1, "data", 2.0), (13, 0, "gc", 3.0)])
-    until(lambda: ranks[0].recorder.ranks.latest is not None)
-    found = ranks[0].recorder.summary.stragglers
-    assert (found.steps, found.costliest, found.comparable, found.backward_waiting) == (0, (), False, None)
-
-
-def test_ranks_are_not_comparable_once_compiled_code_waits_for_others(job, monkeypatch):
-    ranks = job()
-    monkeypatch.setattr(stragglers, "in_compiled_code", lambda: True)
-    train(ranks, WINDOW, [(8, 1, "data", 2.0)])
-    until(lambda: ranks[0].recorder.ranks.latest is not None)
-    found = ranks[0].recorder.summary.stragglers
-    assert (found.steps, found.comparable) == (0, False)
+    summary = gathered(ranks[0]).stragglers
+    assert (summary.steps, summary.costliest, summary.comparable) == (0, (), False)
+    assert summary.backward_waiting is None
 
 
 @pytest.mark.parametrize("unlike", ["transfers", "model"])
@@ -244,8 +238,8 @@ def test_ranks_that_do_different_work_are_not_compared(job, monkeypatch, unlike)
         WAITS.transfers += 1
     train(ranks, WINDOW, [(8, 1, "data", 2.0)])
     until(lambda: ranks[0].recorder.summary.stragglers.other_work)
-    found = ranks[0].recorder.summary.stragglers
-    assert (found.steps, found.costliest, found.comparable, found.other_work) == (0, (), True, 2)
+    summary = ranks[0].recorder.summary.stragglers
+    assert (summary.steps, summary.costliest, summary.comparable, summary.other_work) == (0, (), True, 2)
     train(ranks, 2 * WINDOW, [(WINDOW + 8, 1, "data", 2.0)])
     if unlike == "transfers":  # in the second window there were none
         assert compared(ranks[0], 1).stragglers.costliest == ((1, "data", 2.0, 1),)
@@ -255,61 +249,31 @@ def test_no_rank_has_a_hook_and_none_is_compared_with_stragglers_off(job, caplog
     caplog.set_level(logging.INFO)
     ranks = job(stragglers="off")
     train(ranks, WINDOW, [(8, 1, "data", 9.0)])
-    until(lambda: ranks[0].recorder.ranks.latest is not None)
-    assert not any(hook for rank in ranks for one in rank.model.parameters() for hook in _hooks(one))
+    gathered(ranks[0])
+    assert not any(hooks(parameter) for rank in ranks for parameter in rank.model.parameters())
     assert ranks[0].recorder.summary.stragglers is None
     assert not caplog.records
 
 
-def test_hooks_are_gone_after_the_fit_and_the_model_can_be_copied_before(job):
+@pytest.mark.parametrize(
+    ("where", "times"),
+    [
+        ("peers.Peers.compare", 1),  # by rank 0
+        ("observer.gradient_moments.last_parameter", 2),
+        ("observer.coordinates", 2),
+        ("signals.of_local_times", 2),
+        ("local_times.LocalTimes.marks_read", 2),
+    ],
+)
+def test_an_error_is_told_once_by_each_rank_and_ends_only_the_search(job, monkeypatch, caplog, where, times):
+    monkeypatch.setattr(f"perf_callbacks.stragglers.{where}", lambda *_: 1 / 0)
     ranks = job()
-    weight = ranks[0].model.weight
-    assert len(_hooks(weight)) == 1
-    ranks[0].recorder.close()
-    assert not _hooks(weight)
-
-
-def test_an_error_in_the_analysis_is_told_once_and_ends_only_the_analysis(job, monkeypatch, caplog):
-    ranks = job()
-    monkeypatch.setattr("perf_callbacks.stragglers.peers.Peers.compare", lambda *_: 1 / 0)
     train(ranks, 2 * WINDOW)
-    until(lambda: ranks[0].recorder.ranks.latest is not None and ranks[0].recorder.ranks.latest.last_step == 2 * WINDOW)
-
-    def told():
-        return [one for one in caplog.records if "the search for slow ranks has ended" in one.getMessage()]
-
-    until(told)
-    assert len(told()) == 1
+    gathered(ranks[0], 2 * WINDOW)
+    until(lambda: len(caplog.messages) >= times)
+    assert [message.partition(",")[0].partition(" has ended")[0] for message in caplog.messages] == [NO_MORE] * times
     assert all(rank.recorder.active for rank in ranks)
-
-
-@pytest.mark.parametrize("name", ["gradient_moments.last_parameter", "coordinates"])
-def test_a_model_that_cannot_be_looked_at_ends_only_the_search(job, monkeypatch, caplog, name):
-    monkeypatch.setattr(f"perf_callbacks.stragglers.observer.{name}", lambda _: 1 / 0)
-    ranks = job()
-    assert [one.getMessage().split(",")[0] for one in caplog.records] == [NO_MORE] * 2
-    train(ranks, WINDOW)
-    until(lambda: ranks[0].recorder.ranks.latest is not None)
-    assert ranks[0].recorder.summary.included_steps == WINDOW - 1
-    assert ranks[0].recorder.summary.stragglers is None
-
-
-def test_an_error_in_the_signals_of_a_rank_is_told_once_and_ends_them(job, monkeypatch, caplog):
-    monkeypatch.setattr("perf_callbacks.stragglers.signals.of_local_times", lambda *_: 1 / 0)
-    ranks = job()
-    train(ranks, 2 * WINDOW)
-    until(lambda: ranks[0].recorder.ranks.latest is not None and ranks[0].recorder.ranks.latest.last_step == 2 * WINDOW)
-    assert [one.getMessage().split(",")[0] for one in caplog.records] == [NO_MORE] * 2
     assert ranks[0].recorder.summary.included_steps == 2 * WINDOW - 1
-
-
-def test_an_error_in_reading_local_times_ends_the_signals_alone(job, monkeypatch, caplog):
-    monkeypatch.setattr("perf_callbacks.stragglers.local_times.LocalTimes.marks_read", lambda *_: 1 / 0)
-    ranks = job()
-    train(ranks, WINDOW)
-    until(lambda: ranks[0].recorder.ranks.latest is not None)
-    assert [one.getMessage().split(",")[0] for one in caplog.records] == [NO_MORE] * 2
-    assert ranks[0].recorder.summary.included_steps == WINDOW - 1
 
 
 def test_a_file_of_the_scheduler_that_was_closed_harms_no_backward(job, monkeypatch):
@@ -322,7 +286,7 @@ def test_a_file_of_the_scheduler_that_was_closed_harms_no_backward(job, monkeypa
 def test_time_without_a_cpu_is_read_in_each_long_step_and_rarely_in_short(monkeypatch):
     lines = iter([b"0 1 0", b"0 2 0", b"0 3 0", b"0 4 0"])
     monkeypatch.setattr(gradient_moments.os, "pread", lambda *_: next(lines))
-    monkeypatch.setattr(gradient_moments, "_schedstat", lambda: os.open(os.devnull, os.O_RDONLY))
+    monkeypatch.setattr(gradient_moments, "open_schedstat", lambda: os.open(os.devnull, os.O_RDONLY))
     clock, weight = FakeClock(), nn.Parameter(torch.ones(()))
     moments = gradient_moments.GradientMoments(weight, clock)
     for seconds in (0.001, 0.001, 0.0025, 0.001, 0.02, 0.02):
@@ -344,14 +308,6 @@ def test_slow_steps_of_a_single_process_are_explained(tmp_path, cause):
     assert summary.stragglers.steps == 59
 
 
-def test_a_single_process_compares_nothing_with_stragglers_off(tmp_path):
-    rank = Rank(tmp_path, 0, world_size=1, stragglers="off")
-    train([rank], 60, [(40, 0, "data", 4.0)])
-    rank.recorder.close()
-    assert records(tmp_path, Straggler) == []
-    assert rank.recorder.summary.stragglers is None
-
-
 def test_the_parameter_that_is_used_first_is_hooked():
     model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
     model.scale = nn.Parameter(torch.ones(()))
@@ -363,8 +319,9 @@ def test_the_parameter_that_is_used_first_is_hooked():
     assert not gradient_moments.sharded(model)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")  # torch's own
-def test_compiled_autograd_traces_the_hook_into_one_graph():
+def test_compiled_autograd_traces_the_hook_into_a_single_graph():
     model = nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 1))
     moments = gradient_moments.GradientMoments(model[0].weight, time.perf_counter)
     with compiled_autograd._enable(torch.compile(backend="eager", fullgraph=True)):
@@ -376,5 +333,5 @@ def test_compiled_autograd_traces_the_hook_into_one_graph():
     moments.close()
 
 
-def _hooks(parameter):
+def hooks(parameter):
     return parameter._post_accumulate_grad_hooks or {}

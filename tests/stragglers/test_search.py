@@ -13,13 +13,19 @@ from perf_callbacks.stragglers.peers import LOCAL
 from perf_callbacks.stragglers.search import Stragglers
 
 
-def found(windows, stragglers=None, **kwargs):
+def searched(windows, stragglers=None):
+    """The stragglers in the windows, and the search."""
     stragglers = stragglers if stragglers is not None else Stragglers()
-    told = []
+    rows = []
     for first, signals in windows:
         steps = len(next(iter(signals.values()))[LOCAL])
-        told += stragglers.window(range(first, first + steps), signals, **kwargs)
-    return told, stragglers
+        rows += stragglers.window(range(first, first + steps), signals)
+    return rows, stragglers
+
+
+def named(rows):
+    """Step, rank and cause of each."""
+    return [(row.step, row.rank, row.cause) for row in rows]
 
 
 def random_faults(seed, ranks, steps, number):
@@ -31,29 +37,27 @@ def random_faults(seed, ranks, steps, number):
     ]
 
 
-@each_row("ranks", [1, 2, 4, 64])
-@each_row("noise", [0.01, 0.03])
+@each_row(("ranks", "noise"), [(1, 0.03), (2, 0.01), (4, 0.03), (64, 0.03)])
 def test_every_fault_is_named_with_its_step_rank_and_cause(ranks, noise):
     faults = random_faults(7, ranks, 500, 12)
-    told, stragglers = found(traces.windows(ranks, 500, seed=ranks, noise=noise, faults=faults))
-    assert {(one.step, one.rank, one.cause) for one in told} == {fault[:3] for fault in faults}
+    rows, stragglers = searched(traces.windows(ranks, 500, seed=ranks, noise=noise, faults=faults))
+    assert {*named(rows)} == {fault[:3] for fault in faults}
     assert sum(stragglers.causes.values()) == pytest.approx(sum(fault[3] for fault in faults), rel=0.1)
     assert (stragglers.slowdown is not None and stragglers.slowdown > 1) == (ranks > 1)
 
 
-@each_row("ragged", [0.0, 0.2, 0.5])
-@each_row("ranks", [1, 2, 4, 32])
+@each_row(("ranks", "ragged"), [(1, 0.5), (2, 0.0), (4, 0.2), (32, 0.5)])
 def test_quiet_ranks_are_never_named(ranks, ragged):
-    told, stragglers = found(traces.windows(ranks, 500, seed=3, noise=0.03, tail=0.05, ragged=ragged))
-    assert told == []
+    rows, stragglers = searched(traces.windows(ranks, 500, seed=3, noise=0.03, tail=0.05, ragged=ragged))
+    assert rows == []
     assert stragglers.slow == []
     assert stragglers.causes == {}
 
 
-@pytest.mark.parametrize("cause", ["data", "steal", "host"])
+@each_row("cause", ["data", "steal", "host"])
 def test_a_rank_that_is_slow_for_long_is_named_with_causes_and_loss(cause):
-    told, stragglers = found(traces.windows(4, 300, seed=5, slow=(2, cause, 0.12)))
-    assert {one.rank for one in told} == {2}
+    rows, stragglers = searched(traces.windows(4, 300, seed=5, slow=(2, cause, 0.12)))
+    assert {row.rank for row in rows} == {2}
     (slow,) = stragglers.slow
     assert slow.rank == 2
     assert slow.steps == 300
@@ -66,31 +70,26 @@ def test_a_rank_that_is_slow_for_long_is_named_with_causes_and_loss(cause):
 def test_a_slow_rank_is_named_from_the_second_window_until_it_recovers():
     stragglers = Stragglers()
     slow = traces.windows(4, 100, seed=5, slow=(1, "host", 0.2))
-    told = [stragglers.window(range(first, first + 50), signals) for first, signals in slow]
-    assert [len(one) > 0 for one in told] == [False, True]
+    windows = [stragglers.window(range(first, first + 50), signals) for first, signals in slow]
+    assert [len(rows) > 0 for rows in windows] == [False, True]
     assert [slow.rank for slow in stragglers.slow] == [1]
-    found(traces.windows(4, 50, seed=6), stragglers)
+    searched(traces.windows(4, 50, seed=6), stragglers)
     assert stragglers.slow == []
-
-
-def test_each_window_of_a_slow_rank_is_told_of_with_its_own_last_step():
-    told, _ = found(traces.windows(2, 150, seed=5, slow=(1, "host", 0.2)))
-    assert [one.step for one in told if one.cause == "host"] == [50, 100, 150]
 
 
 def test_steps_of_a_slow_rank_around_its_first_and_last_window_count():
     slow = [(step, 1, "host", 0.2) for step in range(32, 169)]
-    told, stragglers = found(traces.windows(4, 250, seed=5, faults=slow))
-    assert [(one.step, one.steps) for one in told if one.cause == "host"] == [(100, 69), (150, 50), (168, 18)]
+    rows, stragglers = searched(traces.windows(4, 250, seed=5, faults=slow))
+    assert [(row.step, row.steps) for row in rows if row.cause == "host"] == [(100, 69), (150, 50), (168, 18)]
     assert stragglers.causes["host"] == pytest.approx(0.2 * len(slow), rel=0.05)
     assert stragglers.slow == []
 
 
 def test_a_rank_slow_in_half_of_a_window_is_judged_by_its_usual_steps():
     slow = [(step, 1, "data", 0.8) for step in range(206, 231)]
-    told, _ = found(traces.windows(2, 250, seed=5, faults=slow))
-    assert [one.step for one in told] == [*range(206, 231)]
-    assert [one.seconds_lost for one in told] == pytest.approx([0.8] * 25, rel=0.1)
+    rows, _ = searched(traces.windows(2, 250, seed=5, faults=slow))
+    assert [row.step for row in rows] == [*range(206, 231)]
+    assert [row.seconds_lost for row in rows] == pytest.approx([0.8] * 25, rel=0.1)
 
 
 def test_ranks_are_compared_only_with_ranks_that_do_the_same_work():
@@ -98,11 +97,9 @@ def test_ranks_are_compared_only_with_ranks_that_do_the_same_work():
     (first, signals), *_ = traces.windows(4, 50, faults=[(9, 3, "gc", 0.6)])
     for rank in (2, 3):
         signals[rank][LOCAL] = array("f", [seconds + 3 for seconds in signals[rank][LOCAL]])
-    for _ in range(2):
-        stragglers = Stragglers()
-        told = stragglers.window(range(first, first + 50), signals, pipeline)
-        assert [(one.step, one.rank, one.cause) for one in told] == [(9, 3, "gc")]
-        assert stragglers.slow == []
+    stragglers = Stragglers()
+    assert named(stragglers.window(range(first, first + 50), signals, pipeline)) == [(9, 3, "gc")]
+    assert stragglers.slow == []
 
 
 LEARNER, ACTOR, PAIRED = 0b0111, 0b0101, 0b1111
@@ -112,7 +109,7 @@ SLOW = [(9, 3, "gc", 0.6)]
 
 
 @each_row(
-    ("roles", "named", "others"),
+    ("roles", "slow", "others"),
     [
         ([{"kind": LEARNER}] * 4, [(9, 3)], 0),  # alike
         ([{"kind": ACTOR}, *[{"kind": LEARNER}] * 3], [(9, 3)], 1),  # an actor
@@ -125,11 +122,11 @@ SLOW = [(9, 3, "gc", 0.6)]
         ([{}] * 4, [(9, 3)], 0),  # unknown
     ],
 )
-def test_only_ranks_of_one_kind_of_work_are_compared(roles, named, others):
+def test_only_ranks_of_the_same_kind_of_work_are_compared(roles, slow, others):
     stragglers = Stragglers()
     ((first, signals),) = traces.windows(4, 50, faults=SLOW)
-    told = stragglers.window(range(first, first + 50), signals, dict(enumerate(roles)))
-    assert [(one.step, one.rank) for one in told] == named
+    rows = stragglers.window(range(first, first + 50), signals, dict(enumerate(roles)))
+    assert [(row.step, row.rank) for row in rows] == slow
     assert stragglers.other_work == others
 
 
@@ -147,76 +144,68 @@ def unlike(signals, ranks):
     }
 
 
-def test_only_local_times_of_one_sort_are_compared():
+def test_only_local_times_of_the_same_sort_are_compared():
     windows = traces.windows(4, 150, faults=[(9, 3, "gc", 0.6), (60, 0, "data", 0.7)])
-    told, stragglers = found([(first, unlike(signals, {2, 3})) for first, signals in windows])
-    assert [(one.step, one.rank, one.cause) for one in told] == [(9, 3, "gc"), (60, 0, "data")]
+    rows, stragglers = searched([(first, unlike(signals, {2, 3})) for first, signals in windows])
+    assert named(rows) == [(9, 3, "gc"), (60, 0, "data")]
     assert stragglers.slow == []
     assert stragglers.steps == 150
 
 
 def test_a_rank_alone_with_its_sort_of_local_time_is_compared_with_none():
-    told, stragglers = found([(first, unlike(signals, {1})) for first, signals in traces.windows(2, 150)])
-    assert (told, stragglers.steps, stragglers.slowdown) == ([], 0, None)
+    rows, stragglers = searched([(first, unlike(signals, {1})) for first, signals in traces.windows(2, 150)])
+    assert (rows, stragglers.steps, stragglers.slowdown) == ([], 0, None)
     faults = [(9, 0, "gc", 0.6), (20, 2, "gc", 0.6)]
-    told, stragglers = found([(first, unlike(signals, {2})) for first, signals in traces.windows(3, 50, faults=faults)])
-    assert [(one.step, one.rank) for one in told] == [(9, 0)]
+    rows, stragglers = searched(
+        [(first, unlike(signals, {2})) for first, signals in traces.windows(3, 50, faults=faults)]
+    )
+    assert named(rows) == [(9, 0, "gc")]
 
 
 def test_a_rank_that_was_slow_before_windows_without_it_is_forgotten():
     windows = traces.windows(4, 150, seed=5, slow=(1, "host", 0.2))
-    stragglers, told = Stragglers(), []
+    stragglers, rows = Stragglers(), []
     for first, signals in windows:
         heard = unlike(signals, {0, 1, 2, 3}) if first == 51 else signals
-        told += stragglers.window(range(first, first + 50), heard)
-    assert (told, stragglers.slow) == ([], [])
+        rows += stragglers.window(range(first, first + 50), heard)
+    assert (rows, stragglers.slow) == ([], [])
 
 
-def test_a_collection_on_all_ranks_at_once_makes_nobody_wait():
-    faults = [(step, rank, "gc", 0.5) for step in (20, 70) for rank in range(4)]
-    assert found(traces.windows(4, 100, faults=faults))[0] == []
-
-
-def test_collections_on_all_ranks_cost_the_longest_beyond_a_usual_one():
-    faults = [(20, rank, "gc", 0.5 + 0.2 * rank) for rank in range(4)]
-    told, stragglers = found(traces.windows(4, 50, faults=faults))
-    assert [(one.step, one.rank, one.cause) for one in told] == [(20, 3, "gc")]
-    assert stragglers.causes["gc"] == pytest.approx(0.4, rel=0.1)
-
-
-def test_collections_of_equal_length_on_all_ranks_make_no_rank_wait():
-    faults = [(20, rank, "gc", 1.0 + 0.12 * rank) for rank in range(4)]
-    assert found(traces.windows(4, 50, faults=faults))[0] == []
-
-
-def test_two_ranks_that_are_hit_in_one_step_cost_what_the_slower_one_costs():
-    told, stragglers = found(traces.windows(4, 50, faults=[(9, 0, "gc", 0.8), (9, 2, "gc", 0.6)]))
-    assert [(one.step, one.rank, one.cause) for one in told] == [(9, 0, "gc")]
-    assert stragglers.causes["gc"] == pytest.approx(0.8, rel=0.1)
+@each_row(
+    ("seconds", "rank", "lost"),
+    [
+        ([0.5, 0.5, 0.5, 0.5], None, 0.0),  # all ranks at once
+        ([1.0, 1.12, 1.24, 1.36], None, 0.0),  # nearly equal on all
+        ([0.5, 0.7, 0.9, 1.1], 3, 0.4),  # the longest beyond a usual one
+        ([0.8, 0.0, 0.6, 0.0], 0, 0.8),  # two ranks cost what the slower of them costs
+    ],
+)
+def test_collections_in_the_same_step_cost_the_longest_beyond_usual(seconds, rank, lost):
+    faults = [(20, place, "gc", pause) for place, pause in enumerate(seconds) if pause]
+    rows, stragglers = searched(traces.windows(4, 50, faults=faults))
+    assert named(rows) == ([] if rank is None else [(20, rank, "gc")])
+    assert stragglers.causes.get("gc", 0.0) == pytest.approx(lost, rel=0.1)
 
 
 def test_unknown_seconds_and_ranks_that_are_silent_are_left_out():
-    faults = [(9, 1, "data", 0.8)]
-    told, stragglers = Stragglers(), None
-    stragglers = Stragglers()
-    for first, signals in traces.windows(4, 50, faults=faults):
-        signals[0][LOCAL][30] = math.nan
-        signals[2]["steal"][8] = math.nan
-        signals[3] = {}
-        told = stragglers.window(range(first, first + 50), signals)
-    assert told == [Straggler(step=9, rank=1, cause="data", seconds_lost=pytest.approx(0.8, rel=0.1))]
+    ((first, signals),), stragglers = traces.windows(4, 50, faults=[(9, 1, "data", 0.8)]), Stragglers()
+    signals[0][LOCAL][30] = math.nan
+    signals[2]["steal"][8] = math.nan
+    signals[3] = {}
+    rows = stragglers.window(range(first, first + 50), signals)
+    assert rows == [Straggler(step=9, rank=1, cause="data", seconds_lost=pytest.approx(0.8, rel=0.1))]
     assert stragglers.window(range(51, 101), {}) == []
     assert stragglers.window(range(51, 101), {0: {}, 1: {LOCAL: array("f", [1.0])}}) == []
     unknown = {rank: {LOCAL: array("f", [math.nan] * 50)} for rank in range(2)}
     assert stragglers.window(range(51, 101), unknown) == []
 
 
-def test_one_percent_of_a_thousand_ranks_may_be_silent():
+def test_a_hundredth_of_a_thousand_ranks_may_be_silent():
     faults = [(5, 77, "gc", 0.7), (12, 900, "host", 0.9)]
     (first, signals), *_ = traces.windows(1000, 20, faults=faults, length=20)
     heard = {rank: signals[rank] for rank in signals if rank % 100 != 5}
     rests = []
     stragglers = Stragglers()
-    told = stragglers.window(range(first, first + 20), heard, yield_gil=lambda: rests.append(None))
-    assert [(one.step, one.rank, one.cause) for one in told] == [(5, 77, "gc"), (12, 900, "host")]
+    rows = stragglers.window(range(first, first + 20), heard, rest=lambda: rests.append(None))
+    assert named(rows) == [(5, 77, "gc"), (12, 900, "host")]
     assert len(rests) > 20

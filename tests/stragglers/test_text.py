@@ -4,6 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from rows import each_row
 from snapshots import matches
 from summaries import a_summary_of
 
@@ -95,11 +96,10 @@ def test_every_sentence_is_as_in_the_snapshot():
 
 
 def test_the_lines_name_the_worst_rank_first_and_sum_up_the_rest():
-    assert [line.startswith(f"rank {rank} ") for line, rank in zip(lines_of(summary()), (3, 0), strict=True)] == [
-        True
-    ] * 2
-    told = [*lines_of(CASES["small losses of many ranks"])]
-    assert (len(told), "24 s" in told[-1]) == (4, True)
+    assert [line[:7] for line in lines_of(summary())] == ["rank 3 ", "rank 0 "]
+    sentences = [*lines_of(CASES["small losses of many ranks"])]
+    assert (len(sentences), "24 s" in sentences[-1]) == (4, True)
+    assert [*lines_of(summary(compared_steps=0))] == []
 
 
 def test_the_line_of_the_costliest_ranks_has_the_remedy_of_the_verdict():
@@ -110,18 +110,12 @@ def test_the_line_of_the_costliest_ranks_has_the_remedy_of_the_verdict():
     assert second.endswith("try more loader workers, or data nearer to the rank")
 
 
-def test_nothing_is_said_where_nothing_was_compared():
-    assert [*lines_of(summary(compared_steps=0))] == []
-
-
 def test_the_advice_names_the_worst_rank_and_the_share_of_all():
     """`tests/advice/wordings.txt` has its sentences."""
-    found = straggler(Facts(), Measured(summary()))
-    assert found is not None
-    assert (found.cause, found.share) == ("straggler", pytest.approx(0.162))
-    assert "rank 3" in found.evidence
+    finding = straggler(Facts(), Measured(summary()))
+    assert (finding.cause, finding.share) == ("straggler", pytest.approx(0.162))
+    assert "rank 3" in finding.evidence
     several = straggler(Facts(), Measured(summary(costliest_ranks=((3, 7), (), ()))))
-    assert several is not None
     assert "ranks 3 and 7" in several.evidence
 
 
@@ -135,7 +129,6 @@ def test_uneven_work_is_a_finding_of_its_own_with_its_share():
     assert [rule(Facts(), one) for rule in (uneven_batches, uneven_stages) for one in (nothing, None)] == [None] * 4
 
 
-@pytest.mark.parametrize("changes", [{"slowdown": None}, {"stragglers": ()}, {"included_steps": 2}])
+@each_row("changes", [{"slowdown": None}, {"stragglers": ()}, {"included_steps": 2}])
 def test_the_advice_is_silent_where_no_rank_is_slow(changes):
     assert straggler(Facts(), Measured(summary(**changes))) is None
-    assert straggler(Facts(), None) is None

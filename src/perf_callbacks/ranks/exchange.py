@@ -96,12 +96,12 @@ class Exchange:
             fit=uuid.uuid4().hex, run_id=run_id, window=window, directory=directory, signals=signals
         )
         attempt = _restarts() if attempt is None else attempt
-        self._rounds: Rounds = (
+        self.rounds: Rounds = (
             Follower(store, rank=rank, world_size=world_size, attempt=attempt, node=node)
             if rank
             else Leader(store, world_size=world_size, job_settings=job_settings, attempt=attempt, node=node)
         )
-        self._talk = _ExchangeThread(self._rounds, clock)
+        self._talk = _ExchangeThread(self.rounds, clock)
         # The thread holds no reference to this object, so both end together even if the end of the fit was missed.
         weakref.finalize(self, self._talk.end).atexit = False
 
@@ -111,52 +111,52 @@ class Exchange:
     def agree(self, timeout: float = AGREE_SECONDS) -> JobSettings | None:
         """Return rank 0's settings, or None after the timeout; `job_settings` may have them later."""
         if self._talk.here:
-            self._rounds.agreed.wait(timeout)
-        return self._rounds.job_settings
+            self.rounds.agreed.wait(timeout)
+        return self.rounds.job_settings
 
     @property
     def job_settings(self) -> JobSettings | None:
         """As announced by rank 0. None: not known yet."""
-        return self._rounds.job_settings
+        return self.rounds.job_settings
 
     @property
     def window(self) -> int | None:
         """Optimizer steps in a window. None: not known yet, or nothing is exchanged."""
-        return self._rounds.job_settings.window if self._rounds.job_settings is not None else None
+        return self.rounds.job_settings.window if self.rounds.job_settings is not None else None
 
     @property
     def signals(self) -> bool:
         """True if ranks also exchange signals, such as the times of each step. False while the settings are unknown."""
-        job_settings = self._rounds.job_settings
+        job_settings = self.rounds.job_settings
         return job_settings is not None and job_settings.window is not None and job_settings.signals
 
     @property
     def role(self) -> Mapping[str, int]:
         """Coordinates of this rank in the layout of the job, such as `{"data": 3, "tensor": 0}`. Empty: unknown."""
-        return self._rounds.role
+        return self.rounds.role
 
     @role.setter
     def role(self, role: Mapping[str, int]) -> None:
-        self._rounds.role = dict(role)
+        self.rounds.role = dict(role)
 
     def set_reader(self, reader: WindowReader) -> None:
         """On rank 0, windows go to the reader until it raises. It is held weakly, for abandoned fits."""
-        if isinstance(self._rounds, Leader):
-            self._rounds.reader = weakref.WeakMethod(reader)
+        if isinstance(self.rounds, Leader):
+            self.rounds.reader = weakref.WeakMethod(reader)
 
     @property
     def latest(self) -> Window | None:
         """Newest closed window that has reached this rank. None before the first."""
-        return self._rounds.latest
+        return self.rounds.latest
 
     @property
     def failure(self) -> str | None:
         """Error that stopped the exchange early."""
-        return self._rounds.failure
+        return self.rounds.failure
 
     def open(self, name: str, handler: ChannelHandler) -> None:
         """The side thread calls the handler in each round. In large jobs, each machine's first must open it too."""
-        self._rounds.open(name, handler)
+        self.rounds.open(name, handler)
 
     def wake(self) -> None:
         """Run a round soon, because a handler has a note to write."""
@@ -165,12 +165,12 @@ class Exchange:
     def offer(self, part: Part) -> None:
         """Hand a window to the side thread, which keeps recent ones, without a wait for useful tokens."""
         if self._talk.here:
-            self._rounds.offers.append(part)
+            self.rounds.offers.append(part)
             self._talk.wake()
 
     def take(self) -> list[Window]:
         """Return the windows that were closed since the previous call, for rank 0's journal."""
-        finished = self._rounds.finished
+        finished = self.rounds.finished
         return [finished.popleft() for _ in range(len(finished))]
 
     def close(self) -> None:
@@ -270,7 +270,7 @@ def _restarts() -> int:
 _running: set[_ExchangeThread] = set()
 
 
-def _at_exit() -> None:
+def end_at_exit() -> None:
     """If a thread returned from the store during the shutdown of the interpreter, the process would abort."""
     talks = list(_running)
     for talk in talks:
@@ -280,4 +280,4 @@ def _at_exit() -> None:
         talk.wait(deadline - monotonic())
 
 
-atexit.register(_at_exit)
+atexit.register(end_at_exit)

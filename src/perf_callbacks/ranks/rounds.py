@@ -52,7 +52,8 @@ SELDOM = 30.0
 EARLY = 0.01
 """Like `SOON`, for the settings that training waits for. Each later pause is an eighth of the wait so far."""
 
-_obeyed: dict[int, str] = {}  # by rank of this process: the fit whose settings the rank last followed
+OBEYED: dict[int, str] = {}
+"""By rank of this process: the fit whose settings the rank last followed."""
 
 
 class Rounds:
@@ -76,7 +77,7 @@ class Rounds:
         self.latest: Window | None = None
         self.failure: str | None = None
         self._handlers: dict[str, ChannelHandler] = {}
-        self._channels: dict[str, Channel] = {}
+        self.channels: dict[str, Channel] = {}
         self.agreed = threading.Event()
         """Set when the settings of the job are known, or when it is clear that rank 0 will send none."""
 
@@ -101,10 +102,10 @@ class Rounds:
 
     def _opened(self, board: StoreNotes | FileNotes, fit: str) -> Iterator[tuple[ChannelHandler, Channel]]:
         for name, handler in self._handlers.items():
-            channel = self._channels.get(name)
+            channel = self.channels.get(name)
             if channel is None or channel.fit != fit:
                 channel = Channel(name, board, fit, rank=self._rank, world_size=self._world_size)
-                self._channels[name] = channel
+                self.channels[name] = channel
             yield handler, channel
 
     def _join(self) -> StoreNotes | FileNotes:
@@ -127,12 +128,12 @@ class Rounds:
         if relay is None or job_settings is None:
             return None
         window = "" if self.latest is None else note_of_window(job_settings.fit, self.latest)
-        shared = {name: channel.seen for name, channel in self._channels.items()}
+        shared = {name: channel.seen for name, channel in self.channels.items()}
         relay.tell({**shared, "window": window, "verdict": pack(job_settings)})
         if job_settings.window is None:
             return None
         cast("StoreNotes", board).write_all(
-            {**relay.notes(self._channels), **relay.collect(mark(job_settings.fit), now)}
+            {**relay.notes(self.channels), **relay.collect(mark(job_settings.fit), now)}
         )
         return LOOK_SECONDS if relay.since is None else min(LOOK_SECONDS, pause(now - relay.since, SOON_HERE))
 
@@ -175,7 +176,7 @@ class Follower(Rounds):
 
     def __init__(self, store: Any, *, rank: int, world_size: int, attempt: int, node: Node | None = None) -> None:
         super().__init__(store, rank=rank, world_size=world_size, attempt=attempt, node=node)
-        self._earlier = _obeyed.get(rank)
+        self._earlier = OBEYED.get(rank)
         self._began: float | None = None
         self._since = 0.0
         self._awaited = 0
@@ -222,7 +223,7 @@ class Follower(Rounds):
         held = self.job_settings.fit if self.job_settings is not None else None
         if job_settings is not None and job_settings.fit not in {self._earlier, held}:
             self.job_settings, self.latest, self._awaited = job_settings, None, 0
-            _obeyed[self._rank] = job_settings.fit
+            OBEYED[self._rank] = job_settings.fit
             self.agreed.set()
 
     def _learn(self, note: str) -> None:

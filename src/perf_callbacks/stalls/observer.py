@@ -50,10 +50,10 @@ class StallWatch(Observer):
         self._engine = recorder.engine
         self._rank = recorder.run.rank
         self._thread = threading.get_ident()
-        self._notes = StallNotes()
+        self.notes = StallNotes()
         self._ranks = exchange.exchange_of(recorder)
         if self._ranks is not None:
-            self._ranks.open(CHANNEL, self._notes)
+            self._ranks.open(CHANNEL, self.notes)
         self._patience: Patience | None = None
         self._left_at: int | None = None
         self._beat_at: float | None = None
@@ -70,7 +70,7 @@ class StallWatch(Observer):
         self._stalls: list[float] = []  # seconds of each stall that is over
         if recorder.exchanging and self._ranks is not None:  # the rank may hang before the first tick
             self._stack = stacks.of_thread(self._thread) or NOWHERE
-            self._notes.say(self._here(RUNNING), 0.0)
+            self.notes.say(self._here(RUNNING), 0.0)
             self._ranks.wake()
 
     @property
@@ -104,7 +104,7 @@ class StallWatch(Observer):
                 self._over("training ended" if step == patience.step else "training goes on")
             self._stack = NOWHERE
             if self._recorder.exchanging:
-                self._notes.say(self._here(ENDED), 0.0)
+                self.notes.say(self._here(ENDED), 0.0)
 
     def tick(self, now: float) -> bool:
         """An error here ends the watch, but measuring goes on."""
@@ -177,7 +177,7 @@ class StallWatch(Observer):
         elif now > self._noticed:
             return
         self._beat_at, self._doubt = now, doubt
-        self._notes.say(note, patience, doubt=doubt)
+        self.notes.say(note, patience, doubt=doubt)
         ranks.wake()
 
     def _try_to_tell(self, note: Note, waited: float, now: float) -> None:
@@ -188,7 +188,7 @@ class StallWatch(Observer):
         if not self._recorder.exchanging:
             self._tell(note, waited, where)
             return
-        notes = self._notes
+        notes = self.notes
         if notes.told:
             blamed = notes.blamed
             self._tell(note, waited, None if blamed is None else blamed.text)

@@ -32,7 +32,7 @@ class GradientMoments:
         self, parameter: Any, clock: Callable[[], float], wrapper: DistributedDataParallel | None = None
     ) -> None:
         self.noted: deque[Moment] = deque(maxlen=MOST_MOMENTS)
-        file = _schedstat()
+        file = open_schedstat()
         note = _noter(self.noted.append, clock, file, None if wrapper is None else ref(wrapper))
         hooks = list[Any]()
         self.close = finalize(self, _close, hooks, file)  # first, because an interrupt may come before the hook
@@ -119,7 +119,7 @@ def _close(hooks: list[Any], file: int | None) -> None:
         os.close(file)
 
 
-def _schedstat() -> int | None:
+def open_schedstat() -> int | None:
     """Linux counts there the nanoseconds for which this thread was ready to run but had no CPU."""
     try:
         return os.open(f"/proc/self/task/{threading.get_native_id()}/schedstat", os.O_RDONLY | os.O_CLOEXEC)

@@ -24,59 +24,43 @@ class Windows:
         self._read(window)
 
 
-class Job:
+class ExchangeJob:
     """Ranks of one fit that share a store. They do a round when they are told to."""
 
     def __init__(
-        self, world_size=3, store=None, *, directory=None, nodes=lambda _: None, switches=None, attempt=0, **windows
+        self, world_size=3, store=None, *, directory=None, nodes=lambda _: None, switches=None, attempt=0, windows=None
     ):
         self.store = dist.HashStore() if store is None else store
-        self.nodes, self.switches, self.attempt = nodes, switches or {}, attempt
-        self.world_size = world_size
-        self.now = 1000.0
-        self.run_id = uuid.uuid4().hex
-        self.ranks = []
-        self.directory = directory
-        for rank in range(world_size):
-            self.join(rank, windows.get(f"rank{rank}", LENGTH))
-
-    def join(self, rank, window=LENGTH):
-        run_id = self.run_id if rank == 0 else f"own{rank}"
-        exchange = Exchange(
-            self.store,
-            rank=rank,
-            world_size=self.world_size,
-            window=window,
-            run_id=run_id,
-            directory=self.directory if rank == 0 else None,
-            signals=self.switches.get(rank, True),
-            attempt=self.attempt,
-            node=self.nodes(rank),
-        )
-        self.ranks[rank : rank + 1] = [exchange]
-        return exchange
+        self.world_size, self.now, self.run_id = world_size, 1000.0, uuid.uuid4().hex
+        self.ranks = [
+            Exchange(
+                self.store,
+                rank=rank,
+                world_size=world_size,
+                window=(windows or {}).get(rank, LENGTH),
+                run_id=f"own{rank}" if rank else self.run_id,
+                directory=None if rank else directory,
+                signals=(switches or {}).get(rank, True),
+                attempt=attempt,
+                node=nodes(rank),
+            )
+            for rank in range(world_size)
+        ]
 
     def step(self, *numbers):
         """A round of each of some ranks; of all of them, rank 0 first."""
-        return [self.ranks[number]._rounds.step(self.now) for number in numbers or range(self.world_size)]
+        return [self.ranks[number].rounds.step(self.now) for number in numbers or range(self.world_size)]
 
     def offer(self, window, *numbers, **changes):
         for rank in numbers or range(self.world_size):
             self.ranks[rank].offer(self.part(window, rank, **changes))
 
     def part(self, window, rank, **changes):
+        size = self.world_size
         part = Part(
-            window=window,
-            length=LENGTH,
-            rank=rank,
-            world_size=self.world_size,
-            data_parallel=self.world_size,
-            steps=LENGTH - 1,
-            seconds=10.0 + rank / 8,
-            samples=1000 * window + rank,
-            tokens=None,
-            useful_tokens=7,
-        )
+            window=window, length=LENGTH, rank=rank, world_size=size, data_parallel=size, steps=LENGTH - 1,
+            seconds=10.0 + rank / 8, samples=1000 * window + rank, tokens=None, useful_tokens=7,
+        )  # fmt: skip
         return replace(part, **changes)
 
     def whole(self, window):
@@ -93,19 +77,13 @@ class Job:
 
     def lacking(self, window, *missing):
         """The window without some ranks."""
-        there = [rank for rank in range(self.world_size) if rank not in missing]
-        return replace(
-            self.whole(window),
-            missing=len(missing),
-            missing_ranks=missing,
-            seconds=10.0 + max(there) / 8,
-            samples=None,
-            useful_tokens=None,
-        )
+        seconds = 10.0 + max({*range(self.world_size)} - {*missing}) / 8
+        gone = {"missing": len(missing), "missing_ranks": missing, "samples": None, "useful_tokens": None}
+        return replace(self.whole(window), seconds=seconds, **gone)
 
-    def through(self, window):
+    def through(self, window, **changes):
         """All ranks go through a window, and look often enough to know of each other."""
-        self.offer(window)
+        self.offer(window, **changes)
         for _ in range(3):
             self.step()
             self.now += 1
@@ -114,6 +92,10 @@ class Job:
     def latest(self):
         return [exchange.latest for exchange in self.ranks]
 
+    @property
+    def failures(self):
+        return [exchange.failure for exchange in self.ranks]
+
     def end(self):
         """Every rank leaves, as its thread would."""
         for rank, exchange in enumerate(self.ranks):
@@ -121,4 +103,4 @@ class Job:
             exchange.close()
 
     def leave(self, rank):
-        self.ranks[rank]._rounds.leave()
+        self.ranks[rank].rounds.leave()

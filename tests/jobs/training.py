@@ -1,16 +1,14 @@
-"""One rank of a job that trains through an integration, in a process of its own.
+"""One rank of a job that trains through an integration.
 
-What the model really got, what was logged and how long the training thread was held up is left in a file.
+What the model really got, what was logged and how long the training thread was held up is left as facts.
 """
 
 import functools
 import importlib
-import json
 import multiprocessing
 import os
-import sys
 import time
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -20,6 +18,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 
+from jobs.rank import Facts, plan as told
 from perf_callbacks import PerfConfig
 from perf_callbacks.kernel.fit import environment
 
@@ -31,15 +30,21 @@ class Plan:
     """What a rank is to do."""
 
     directory: str
-    door: str
-    rank: int
-    world_size: int
+    door: str = "loop"
     steps: int = 60
     step_seconds: float = 0.02
     measured: bool = True
     flops: str = "off"
     alone: bool = False
     """Train a model of one's own: no collective."""
+    stays: bool = False
+    """End when a file `end<rank>` says so."""
+    closing: bool = True
+    """False: the fit is still open when the process ends."""
+    destroying: bool = True
+    """Destroy the process group at the end."""
+    dies_at: int | None = None
+    """Step of the first attempt at which rank 1 dies."""
     kept: int = 0
     """Objects that are made and kept in each step."""
     cycles: int = 0
@@ -48,24 +53,22 @@ class Plan:
     """Processes that load batches."""
     root: str | None = None
     """Directory with the `/sys` of another machine."""
-    limits: dict[str, int] = field(default_factory=dict)
+    limits: dict[str, float] = field(default_factory=dict)
     """Of ours: what they are otherwise."""
     meets: bool = False
     """Ranks meet in each forward, rank 0 first: a collective that a stopwatch times."""
 
+    @property
+    def rank(self):
+        return int(os.environ["RANK"])
 
-class Facts:
-    """What is left in the file."""
+    @property
+    def attempt(self):
+        return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
 
-    def __init__(self, plan):
-        self._path = Path(plan.directory) / f"rank{plan.rank}.json"
-        self._facts = {}
-
-    def tell(self, **more):
-        self._facts |= more
-        new = self._path.with_suffix(".new")
-        new.write_text(json.dumps(self._facts))
-        new.replace(self._path)
+    @property
+    def config(self):
+        return PerfConfig(output_dir=self.directory, enabled=self.measured, flops=self.flops)
 
 
 class Net(nn.Module):
@@ -76,24 +79,24 @@ class Net(nn.Module):
         self.embedding = nn.Embedding(64, 4)
         self.head = nn.Linear(4, 64)
         self.got, self.times, self.kept, self.cpus = [], [], [], []
-        self._kept, self._cycles = plan.kept, plan.cycles
         self.met = [] if plan.meets else None
-        self._late_seconds = plan.rank * plan.step_seconds
-        self._told = facts.tell
-        self._step_seconds = plan.step_seconds
+        self.plan, self.facts = plan, facts
 
     def forward(self, input_ids=None, attention_mask=None, labels=None):
+        plan = self.plan
+        if (plan.rank, len(self.got) + 1, plan.attempt) == (1, plan.dies_at, 0):
+            os._exit(1)
         self.got.append([*input_ids.shape, int(attention_mask.sum())])
         self.times.append(time.perf_counter())
-        self._told(step=len(self.got))
+        self.facts.tell(step=len(self.got))
         self.cpus.append(masks())
-        self.kept.append([[] for _ in range(self._kept)])
-        for _ in range(self._cycles):
+        self.kept.append([[] for _ in range(plan.kept)])
+        for _ in range(plan.cycles):
             cycle = []
             cycle.append(cycle)
-        time.sleep(self._step_seconds)
+        time.sleep(plan.step_seconds)
         if self.met is not None:
-            time.sleep(self._late_seconds)
+            time.sleep(plan.rank * plan.step_seconds)
             began = time.perf_counter()
             dist.all_reduce(torch.ones(1))
             self.met.append(time.perf_counter() - began)
@@ -131,11 +134,8 @@ def batch(rank, step):
 class Texts(torch.utils.data.Dataset):
     """Texts of several lengths."""
 
-    def __init__(self, rows):
-        self.rows = rows
-
     def __len__(self):
-        return self.rows
+        return 203
 
     def __getitem__(self, index):
         return torch.full((LENGTHS[index % 7 % 5],), 1 + index % 63)
@@ -145,14 +145,6 @@ def padded(texts):
     """A batch as wide as its longest text."""
     ids = nn.utils.rnn.pad_sequence(texts, batch_first=True)
     return {"input_ids": ids, "attention_mask": (ids > 0).long(), "labels": ids}
-
-
-def callbacks(plan, door):
-    return [door.PerfCallback(config(plan))] if plan.measured else []
-
-
-def config(plan):
-    return PerfConfig(output_dir=plan.directory, enabled=plan.measured, flops=plan.flops)
 
 
 def sgd(net):
@@ -168,15 +160,18 @@ def loop(plan, net, facts):
     data = [batch(plan.rank, step) for step in range(1, plan.steps + 1)]
     optimizer, rows = sgd(net), []
     began = time.perf_counter()
-    with measure(model=model, optimizer=optimizer, loader=data, config=config(plan)) as perf:
+    with ExitStack() as stack:
+        perf = stack.enter_context(measure(model=model, optimizer=optimizer, loader=data, config=plan.config))
         facts.tell(enter_seconds=time.perf_counter() - began)
-        for number, one in enumerate(perf.loader, 1):
-            model(**one)["loss"].backward()
+        for number, inputs in enumerate(perf.loader, 1):
+            model(**inputs)["loss"].backward()
             optimizer.step()
             optimizer.zero_grad()
             if number % 5 == 0:
                 rows.append({"step": number, **perf.row()})
         began = time.perf_counter()
+        if not plan.closing:
+            facts.open = stack.pop_all()
     facts.tell(exit_seconds=time.perf_counter() - began)
     return rows
 
@@ -184,7 +179,7 @@ def loop(plan, net, facts):
 def transformers(plan, net, facts):
     import tiny
 
-    import perf_callbacks.transformers as door
+    from perf_callbacks.transformers import PerfCallback
 
     arguments = tiny.training_arguments(
         plan.directory,
@@ -193,25 +188,22 @@ def transformers(plan, net, facts):
         remove_unused_columns=False,
         dataloader_num_workers=plan.workers,
     )
-    options = {"model": net, "train_dataset": Texts(203), "data_collator": padded}
-    trainer = tiny.trainer(arguments, *callbacks(plan, door), **options)
+    options = {"model": net, "train_dataset": Texts(), "data_collator": padded}
+    trainer = tiny.trainer(arguments, PerfCallback(plan.config), **options)
     trainer.train()
     return trainer.state.log_history
 
 
 def lightning(plan, net, facts):
-    from lightning import pytorch as pl
-    from lightning.pytorch.loggers import CSVLogger
+    import tiny_lightning
 
-    import perf_callbacks.lightning as door
+    kinds, rows = tiny_lightning.tree(), []
 
-    rows = []
-
-    class Kept(CSVLogger):
+    class Logger(kinds.CSVLogger):
         def log_metrics(self, metrics, step=None):
             rows.append({"step": step + 1, **metrics})  # Lightning's steps begin at 0
 
-    class Module(pl.LightningModule):
+    class Module(kinds.pl.LightningModule):
         def __init__(self):
             super().__init__()
             self.net = net
@@ -222,14 +214,10 @@ def lightning(plan, net, facts):
         def configure_optimizers(self):
             return sgd(self)
 
-    ours = callbacks(plan, door)
-    trainer = pl.Trainer(
-        default_root_dir=plan.directory, max_steps=plan.steps, accelerator="cpu", devices=plan.world_size,
-        strategy="ddp", log_every_n_steps=5, logger=Kept(plan.directory), enable_progress_bar=False,
-        enable_model_summary=False, enable_checkpointing=False, callbacks=ours,
-    )  # fmt: skip
-    trainer.fit(Module(), DataLoader(Texts(203), batch_size=4, collate_fn=padded, num_workers=plan.workers))
-    facts.tell(data_parallel=ours[0]._location(trainer, None).data_parallel)
+    options = {"max_steps": plan.steps, "devices": 2, "strategy": "ddp", "log_every_n_steps": 5}
+    logger = Logger(plan.directory)
+    trainer = tiny_lightning.trainer(plan.directory, kinds.PerfCallback(plan.config), logger=logger, **options)
+    trainer.fit(Module(), DataLoader(Texts(), batch_size=4, collate_fn=padded, num_workers=plan.workers))
     return rows
 
 
@@ -242,12 +230,12 @@ def accelerate(plan, net, facts):
     accelerator = Accelerator()
     accelerator.trackers = [Tracker()]
     rows = accelerator.trackers[0].rows
-    with attach(accelerator, config(plan)) if plan.measured else nullcontext():
-        loader = DataLoader(Texts(203), batch_size=4, collate_fn=padded, num_workers=plan.workers)
+    with attach(accelerator, plan.config) if plan.measured else nullcontext():
+        loader = DataLoader(Texts(), batch_size=4, collate_fn=padded, num_workers=plan.workers)
         model, optimizer, loader = accelerator.prepare(net, sgd(net), loader)
         while len(net.got) < plan.steps:
-            for one in loader:
-                accelerator.backward(model(**one)["loss"])
+            for inputs in loader:
+                accelerator.backward(model(**inputs)["loss"])
                 optimizer.step()
                 optimizer.zero_grad()
                 if len(net.got) % 5 == 0:
@@ -269,15 +257,18 @@ def change(plan):
 def main(plan):
     torch.set_num_threads(1)
     change(plan)
-    facts = Facts(plan)
+    facts = Facts(plan.directory)
     net = Net(plan, facts)
     rows = globals()[plan.door](plan, net, facts)
     waits = [after - before for before, after in zip(net.times, net.times[1:], strict=False)]
     facts.tell(done=True, got=net.got, met=net.met, rows=rows, waits=waits, cpus=net.cpus, cpus_after=masks()[0])
-    if not plan.alone:
+    while plan.stays and not Path(plan.directory, f"end{plan.rank}").exists():
+        time.sleep(0.02)
+    if not plan.alone or plan.dies_at is not None:
         dist.barrier()
-    dist.destroy_process_group()
+    if plan.destroying:
+        dist.destroy_process_group()
 
 
 if __name__ == "__main__":
-    main(Plan(**json.loads(sys.argv[1])))
+    main(Plan(**told()))
