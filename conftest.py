@@ -17,7 +17,7 @@ _HOME = Path.cwd()
 
 def _stage(namespace):
     sys.path.insert(0, str(Path(__file__).parent / "tests"))
-    import tiny
+    from trainings.models import Tokens, llama
     from transformers import HfArgumentParser, TrainingArguments
     from transformers.utils import logging
 
@@ -27,7 +27,7 @@ def _stage(namespace):
 
     logging.disable_progress_bar()
     os.chdir(tempfile.mkdtemp())
-    dataset, model = tiny.Tokens(48), tiny.llama()
+    dataset, model = Tokens(48), llama()
     namespace |= {
         "HfArgumentParser": HfArgumentParser,
         "PerfCallback": PerfCallback,

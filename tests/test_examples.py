@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from jobs import IMPORTS, python, run
 from rows import each_row
-from tiny import records
+from trainings.runs import records
 
 from perf_callbacks.kernel.records.fit_records import Summary
 from perf_callbacks.kernel.records.flops_record import Flops

@@ -8,7 +8,7 @@ from house import PACKAGE, ROOT
 
 LONGEST_NAME = len("test_") + 70
 PRONOUNS = {"what", "who", "those", "one", "nobody"}
-ABOUT_PRIVATE_STATE: set[str] = set()
+ABOUT_PRIVATE_STATE = {"tests/kernel/test_owner.py", "tests/kernel/test_watchdog.py"}
 """Paths of files whose subject is private state. At most three."""
 
 

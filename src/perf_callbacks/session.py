@@ -156,7 +156,7 @@ class Session:
                 context = FitContext(model=model, objects=objects, armed=self._armed, checklist=rows, show=self._show)
                 for make in OBSERVERS:
                     # after an error, which closes the recorder, nothing would undo what further observers change
-                    observer = make(recorder, training) if recorder.active else None
+                    observer = make(recorder, context) if recorder.active else None
                     if observer is not None:
                         recorder.observe(observer)
                 findings = recorder.observers.findings(None)

@@ -5,9 +5,8 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from jobs import PATHS
-from nvml_stub import directory, load
-from tiny import unwrapped
+from nvml_stub import load
+from trainings.runs import unwrapped
 
 from perf_callbacks.commands import main
 from perf_callbacks.flops.peaks import peak_source

@@ -6,7 +6,8 @@ import sys
 
 import pytest
 
-from perf_callbacks.commands import COMMANDS, GONE, PIPE_CLOSED, main
+from perf_callbacks.commands import COMMANDS, GONE, main
+from perf_callbacks.commands.outcomes import ExitStatus
 from perf_callbacks.version import __version__
 
 

@@ -7,8 +7,8 @@ from flops.model_kinds import labelled
 from flops.models import MIXTRAL, hugging
 from flops.test_strange import ByNumpy, custom_operation
 from rows import each_row
-from tiny import llama
 from torch import nn
+from trainings.models import llama
 
 from perf_callbacks.flops import register_flop_formula
 from perf_callbacks.flops.count_records import counted

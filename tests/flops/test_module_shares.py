@@ -10,12 +10,12 @@ from threading import get_ident
 
 import pytest
 import simulated_device
-import tiny
 import torch
 from counted import ids
 from jobs import run
 from torch import nn
 from torch.utils.checkpoint import checkpoint
+from trainings import models
 
 from perf_callbacks.flops import offline
 from perf_callbacks.flops.counting import module_shares
@@ -209,7 +209,7 @@ def test_many_modules_are_cut_to_a_few_lines():
 @pytest.mark.parametrize("checkpointing", [None, True, False])
 @pytest.mark.filterwarnings("ignore:.gradient_checkpointing_enable. is deprecated:FutureWarning")
 def test_activations_sum_to_the_step(checkpointing):
-    model = tiny.llama(num_hidden_layers=2).train()
+    model = models.llama(num_hidden_layers=2).train()
     if checkpointing is not None:
         model.gradient_checkpointing_enable({"use_reentrant": checkpointing})
     allocations = Allocations("cpu")
@@ -262,7 +262,7 @@ def test_activations_are_unknown_without_a_backward():
 
 
 def test_a_copy_with_fake_tensors_has_the_same_lines():
-    model, batch = tiny.llama(), ids(2, 8)
+    model, batch = models.llama(), ids(2, 8)
     copied = offline.count(model, offline.example_of(batch))
     with FlopCounter(model=model) as counter:
         model(**batch).loss.backward()

@@ -13,9 +13,9 @@ from accelerate import Accelerator
 from accelerate.state import AcceleratorState
 from counted import bits, gpt2, ids, left_behind, mamba
 from rows import each_row
-from tiny import llama
 from torch import nn
 from torch.nn.modules.module import register_module_forward_hook
+from trainings.models import llama
 
 from perf_callbacks.flops import offline
 from perf_callbacks.flops.counting.counter import FlopCounter

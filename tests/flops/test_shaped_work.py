@@ -216,8 +216,8 @@ def test_work_that_can_not_be_shared_is_known_of_such_a_step_alone():
     shaped = ShapedWork()
     batches = [ids(2, 8), ids(3, 12)]
     shaped.learn(batches, [Work({LINEAR: 401})])
-    assert shaped.of(batches) == shaped.of(batches[::-1]) == StepFlops(401, 401)
-    assert [shaped.of([batch]) for batch in batches] == [None, None]
+    assert shaped.step_flops(batches) == shaped.step_flops(batches[::-1]) == StepFlops(401, 401)
+    assert [shaped.step_flops([batch]) for batch in batches] == [None, None]
     shaped.learn([ids(2, 8)] * 2, [Work({LINEAR: 401})])
     assert shaped.step_flops([ids(2, 8)] * 2) == StepFlops(401, 401)
     assert shaped.step_flops([ids(2, 8)]) is None
@@ -269,11 +269,11 @@ def test_the_cause_of_an_unknown_step_is_told():
         shaped = learned(transformer, ids, (2, 8), trained=lambda: trained[0])  # noqa: B023 called here
         if "differ" in cause:
             shaped.learn([ids(2, 8)] * 2, [Work({LINEAR: 300})], calls)
-            assert shaped.of([ids(2, 8)] * 2, calls).model_flops == 300
+            assert shaped.step_flops([ids(2, 8)] * 2, calls).model_flops == 300
             shaped.learn(shapes, [Work({LINEAR: 400})], calls)
         if "trained" in cause:
             shaped.look(4)
             trained[0] = (False,)
             shaped.look(5)
-        assert shaped.of(shapes, calls, 5) is None
+        assert shaped.step_flops(shapes, calls, 5) is None
         assert shaped.summary(totals, {}).unknown == f"known for 3 of 4 steps: {cause}"

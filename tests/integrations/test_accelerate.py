@@ -9,20 +9,19 @@ import weakref
 from contextlib import nullcontext
 from importlib.metadata import version
 
-import attempts
 import pytest
 import torch
 from accelerate import Accelerator
 from accelerate.data_loader import DataLoaderDispatcher, DataLoaderShard
 from accelerate.utils import DataLoaderConfiguration, ProjectConfiguration
-from accelerated import an_accelerator, evaluate, prepared, rows_of_tokens, train
-from attempts import numbers, totals
 from collector import automatic
 from metric_keys import LOGGED, of_run
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-from tiny import Tokens, llama, records, steps
 from torch import nn
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+from trainings.accelerated import an_accelerator, evaluate, prepared, rows_of_tokens, train
+from trainings.models import Tokens, llama
+from trainings.runs import numbers, records, steps, totals
 
 from perf_callbacks import PerfConfig
 from perf_callbacks.accelerate import attach
@@ -595,10 +594,11 @@ def test_a_load_that_fails_is_the_users_and_changes_nothing(tmp_path):
 
 
 def test_a_checkpoint_of_the_users_own_carries_the_counters_too(tmp_path):
-    first = attempts.accelerate(tmp_path, until=4)
-    torch.save(first.state(), tmp_path / "own.pt")
-    accelerator = an_accelerator(tmp_path)
-    with attach(accelerator, resume=torch.load(tmp_path / "own.pt", weights_only=True)):
-        train(accelerator, *prepared(accelerator, rows_of_tokens(8)))
+    own = tmp_path / "own.pt"
+    for resumes in (False, True):
+        accelerator = an_accelerator(tmp_path)
+        with attach(accelerator, resume=torch.load(own, weights_only=True) if resumes else None) as perf:
+            train(accelerator, *prepared(accelerator, rows_of_tokens(8)))
+        torch.save(perf.state(), own)
     assert numbers(tmp_path) == [(1, 0), (2, 4)]
-    assert totals(tmp_path)[-1] == (24, 384)
+    assert totals(tmp_path)[-1] == (16, 256)

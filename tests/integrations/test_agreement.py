@@ -2,7 +2,7 @@
 
 import pytest
 from jobs.training_job import TrainingJob
-from tiny import records
+from trainings.runs import records
 
 from perf_callbacks.kernel.records.fit_records import Checklist, Gc
 

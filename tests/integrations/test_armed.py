@@ -4,13 +4,11 @@ import pickle
 import sys
 import weakref
 
-import accelerated
 import pytest
-import tiny
-import tiny_lightning
 import transformers.trainer
 from accelerate import Accelerator, accelerator as accelerate_module
 from torch import nn
+from trainings import accelerated, lightning_kit, models, runs
 from transformers import DefaultFlowCallback, Trainer, TrainerCallback
 from transformers.trainer_callback import CallbackHandler
 
@@ -31,7 +29,6 @@ def _armed(monkeypatch):
     for event in ("on_init_end", "on_train_begin"):
         monkeypatch.setattr(CallbackHandler, event, getattr(CallbackHandler, event))
     monkeypatch.setattr(Accelerator, "__init__", Accelerator.__init__)
-    monkeypatch.setattr(autoload, "COMPLAINTS", set())
     monkeypatch.setenv("PERF_CALLBACKS", "1")
     for module in (transformers.trainer, accelerate_module):
         autoload.ACTIONS[module.__name__](module)
@@ -56,11 +53,11 @@ class Reporter(TrainerCallback):
 
 
 def test_a_trainer_gets_a_callback_before_others_its_accelerator_none(tmp_path, messages):
-    trainer = tiny.trainer(tiny.training_arguments(tmp_path, max_steps=3), Reporter())
+    trainer = models.trainer(models.training_arguments(tmp_path, max_steps=3), Reporter())
     assert [type(callback) for callback in trainer.callback_handler.callbacks].index(ArmedCallback) == 0
     trainer.train()
     assert attached(trainer.accelerator) is None
-    assert (len(tiny.records(tmp_path, Run)), armed(trainer)[0].summary.steps, messages()) == (1, 3, [])
+    assert (len(runs.records(tmp_path, Run)), armed(trainer)[0].summary.steps, messages()) == (1, 3, [])
     assert "perf/step_time" in trainer.state.log_history[2]
 
 
@@ -84,7 +81,7 @@ class Handling(Trainer):
 @pytest.mark.parametrize("explicit", [False, True])
 def test_a_trainer_of_other_default_callbacks_gets_a_callback(tmp_path, monkeypatch, kind, explicit):
     monkeypatch.setattr(transformers.trainer, "DEFAULT_CALLBACKS", [DefaultFlowCallback])
-    trainer = tiny.trainer(tiny.training_arguments(tmp_path, max_steps=3), kind=kind)
+    trainer = models.trainer(models.training_arguments(tmp_path, max_steps=3), kind=kind)
     ours = PerfCallback()
     if explicit:
         trainer.add_callback(ours)
@@ -92,14 +89,14 @@ def test_a_trainer_of_other_default_callbacks_gets_a_callback(tmp_path, monkeypa
         trainer.train()
         measuring, *others = [ours] * explicit + armed(trainer)
         assert (measuring.summary.steps, [callback.summary for callback in others]) == (3, [None] * explicit)
-        assert tiny.records(tmp_path, Summary, attempt=attempt)[0].steps == 3
+        assert runs.records(tmp_path, Summary, attempt=attempt)[0].steps == 3
 
 
 @pytest.mark.parametrize("enabled", [True, False])
 @pytest.mark.parametrize("later", [False, True], ids=["at once", "added later"])
 def test_an_explicit_callback_wins_without_a_word_also_if_it_is_off(tmp_path, messages, later, enabled):
     explicit = PerfCallback(PerfConfig(gc="observe", enabled=enabled))
-    trainer = tiny.trainer(tiny.training_arguments(tmp_path, max_steps=3), *([] if later else [explicit]))
+    trainer = models.trainer(models.training_arguments(tmp_path, max_steps=3), *([] if later else [explicit]))
     if later:
         trainer.add_callback(explicit)
     trainer.train()
@@ -111,7 +108,7 @@ def test_an_explicit_callback_wins_without_a_word_also_if_it_is_off(tmp_path, me
 def test_a_setting_that_makes_no_sense_is_told_once_and_training_goes_on(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("PERF_CALLBACKS_GC", "sinc")
     for _ in range(2):
-        trainer = tiny.trainer(tiny.training_arguments(tmp_path, max_steps=1))
+        trainer = models.trainer(models.training_arguments(tmp_path, max_steps=1))
         assert trainer.train().global_step == 1
     accelerator = accelerated.an_accelerator(tmp_path)
     assert (armed(trainer), attached(accelerator)) == ([], None)
@@ -123,7 +120,7 @@ def test_a_setting_that_makes_no_sense_is_told_once_and_training_goes_on(tmp_pat
 
 def test_switched_off_nothing_is_measured(tmp_path, monkeypatch):
     monkeypatch.setenv("PERF_CALLBACKS", "0")
-    trainer = tiny.trainer(tiny.training_arguments(tmp_path, max_steps=1))
+    trainer = models.trainer(models.training_arguments(tmp_path, max_steps=1))
     trainer.train()
     assert FACTORIES["lightning"]() == FACTORIES["pytorch_lightning"]() == []
     assert attached(accelerated.an_accelerator(tmp_path)) is None
@@ -133,13 +130,13 @@ def test_switched_off_nothing_is_measured(tmp_path, monkeypatch):
 def test_a_sweep_leaves_nothing_behind(tmp_path):
     kept = []
     for number in range(5):
-        trainer = tiny.trainer(tiny.training_arguments(tmp_path / str(number), max_steps=2))
+        trainer = models.trainer(models.training_arguments(tmp_path / str(number), max_steps=2))
         trainer.train()
         assert len(armed(trainer)) == 1
         kept.append(weakref.ref(trainer))
         del trainer
     assert [reference() for reference in kept] == [None] * 5
-    assert [tiny.records(tmp_path / str(number), Summary)[0].steps for number in range(5)] == [2] * 5
+    assert [runs.records(tmp_path / str(number), Summary)[0].steps for number in range(5)] == [2] * 5
 
 
 def test_a_loop_with_accelerate_is_measured_and_told_once_it_is_over(tmp_path, capsys, messages):
@@ -150,8 +147,8 @@ def test_a_loop_with_accelerate_is_measured_and_told_once_it_is_over(tmp_path, c
         return accelerator.trackers[0]
 
     program()  # it never says that it has ended
-    assert tiny.records(tmp_path, Summary)[0].steps == 12
-    assert tiny.records(tmp_path, Summary)[0].failure is None
+    assert runs.records(tmp_path, Summary)[0].steps == 12
+    assert runs.records(tmp_path, Summary)[0].failure is None
     assert "12 steps" in capsys.readouterr().out
     assert messages() == []
 
@@ -173,7 +170,7 @@ def test_an_explicit_attachment_wins_also_if_it_is_off(tmp_path, messages):
     loop = accelerated.prepared(accelerator, accelerated.rows_of_tokens(12))
     accelerated.train(accelerator, *loop)
     accelerator.end_training()
-    assert (explicit.summary.steps, len(tiny.records(tmp_path, Run)), messages()) == (6, 1, [])
+    assert (explicit.summary.steps, len(runs.records(tmp_path, Run)), messages()) == (6, 1, [])
 
 
 @pytest.fixture
@@ -193,8 +190,8 @@ def _installed(tmp_path, monkeypatch):
 @pytest.mark.usefixtures("_installed")
 @pytest.mark.parametrize("tree", FACTORIES)
 def test_a_lightning_trainer_gets_a_single_callback(tmp_path, tree, messages):
-    trainer = tiny_lightning.trainer(tmp_path, of=tree)
-    trainer.fit(tiny_lightning.tree(tree).Automatic(), tiny_lightning.loader())
+    trainer = lightning_kit.trainer(tmp_path, of=tree)
+    trainer.fit(lightning_kit.tree(tree).Automatic(), lightning_kit.loader())
     (ours,) = armed(trainer)
     assert type(ours).__module__ == f"perf_callbacks.{tree}"
     assert (ours.summary.steps, messages()) == (6, [])
@@ -204,9 +201,9 @@ def test_a_lightning_trainer_gets_a_single_callback(tmp_path, tree, messages):
 @pytest.mark.usefixtures("_installed")
 @pytest.mark.parametrize("tree", FACTORIES)
 def test_an_explicit_callback_wins_in_lightning_without_a_word(tmp_path, tree, messages):
-    explicit = tiny_lightning.tree(tree).PerfCallback()
-    trainer = tiny_lightning.trainer(tmp_path, explicit, of=tree)
-    trainer.fit(tiny_lightning.tree(tree).Automatic(), tiny_lightning.loader())
+    explicit = lightning_kit.tree(tree).PerfCallback()
+    trainer = lightning_kit.trainer(tmp_path, explicit, of=tree)
+    trainer.fit(lightning_kit.tree(tree).Automatic(), lightning_kit.loader())
     assert (explicit.summary.steps, armed(trainer)[0].summary, messages()) == (6, None, [])
 
 

@@ -7,20 +7,21 @@ import sys
 from pathlib import Path
 
 import pytest
-import tiny
+from trainings import models, runs
 
 import perf_callbacks
 from perf_callbacks.kernel.records.fit_records import Run, Summary
 from perf_callbacks.launch import autoload
 
-PATH = os.pathsep.join([str(Path(perf_callbacks.__file__).parents[1]), str(Path(tiny.__file__).parent)])
+PATH = os.pathsep.join([str(Path(perf_callbacks.__file__).parents[1]), str(Path(models.__file__).parents[1])])
 RUN = ("-m", "perf_callbacks.run")
 RANKS = ("-m", "torch.distributed.run", "--nproc_per_node", "2")
 
 TRAINER = """
-import tiny, transformers
+import transformers
+from trainings import models
 if __name__ == "__main__":
-    trainer = tiny.trainer(tiny.training_arguments("out", max_steps=4, logging_steps=2))
+    trainer = models.trainer(models.training_arguments("out", max_steps=4, logging_steps=2))
     trainer.train()
     trainer.save_state()
 """
@@ -70,7 +71,7 @@ def measured(directory, ranks=1):
     """Tell for each rank which integration measured it, and how many steps."""
     rows = []
     for rank in range(ranks):
-        (run,), (summary,) = (tiny.records(directory, kind, rank=rank) for kind in (Run, Summary))
+        (run,), (summary,) = (runs.records(directory, kind, rank=rank) for kind in (Run, Summary))
         rows.append((run.door, summary.steps, summary.failure))
     return rows
 

@@ -6,14 +6,15 @@ import multiprocessing
 import pytest
 import torch
 from collector import automatic as collects
-from short_trainings import DOORS, STEPS, loop as through_loop
-from tiny import records
 from torch.utils.data import DataLoader, Dataset
+from trainings.doors import DOORS
+from trainings.runs import records
 
 from perf_callbacks import PerfConfig
 from perf_callbacks.kernel.records.fit_records import Checklist, Gc
 from perf_callbacks.loop import measure
 
+STEPS = 8
 pytestmark = pytest.mark.usefixtures("accelerate_state")
 
 
@@ -24,7 +25,7 @@ def test_ranks_collect_by_the_counter_of_steps_alone(tmp_path, through):
     def after_step(step):
         automatic[step] = collects()
 
-    summary = through(tmp_path, after_step, gc_interval=3).summary
+    summary = through(tmp_path, after_step=after_step, gc_interval=3).run().summary
     assert automatic == {step: step < 2 for step in range(1, STEPS + 1)}
     assert collects()
     ours = [(pause.step, pause.generation) for pause in records(tmp_path, Gc) if 3 <= pause.step <= STEPS]
@@ -42,7 +43,7 @@ def test_each_switch_leaves_the_collector_alone(tmp_path):
     bad = []
     for number, config in enumerate([{"checklist": "off"}, {"skip": "gc"}, {"gc": "observe"}, {"gc": "off"}]):
         automatic, directory = [], tmp_path / str(number)
-        through_loop(directory, lambda _, seen=automatic: seen.append(collects()), **config)
+        DOORS["loop"](directory, after_step=lambda _, seen=automatic: seen.append(collects()), **config).run()
         rows = [row.status for row in records(directory, Checklist) if row.item == "gc"]
         if automatic != [True] * STEPS or rows != ([] if "checklist" in config else ["skipped"]):
             bad.append((config, automatic, rows))
@@ -52,7 +53,7 @@ def test_each_switch_leaves_the_collector_alone(tmp_path):
 def test_a_collector_that_the_program_manages_is_left_alone(tmp_path):
     gc.disable()
     try:
-        through_loop(tmp_path, lambda _: None, gc_interval=1)
+        DOORS["loop"](tmp_path, gc_interval=1).run()
         assert not gc.isenabled()
     finally:
         gc.enable()
@@ -68,11 +69,11 @@ def test_a_fit_within_a_fit_leaves_the_outer_its_collector(tmp_path, through):
         automatic.append(collects())
         if step == 4:
             inner = []
-            through_loop(tmp_path / "inner", lambda _: inner.append(collects()))
+            DOORS["loop"](tmp_path / "inner", after_step=lambda _: inner.append(collects())).run()
             assert inner == [False] * STEPS  # first by the outer fit, then by its own
             assert not collects()
 
-    through(tmp_path, after_step, gc_interval=1)
+    through(tmp_path, after_step=after_step, gc_interval=1).run()
     assert automatic == [True] + [False] * (STEPS - 1)
     assert collects()
 
@@ -80,7 +81,7 @@ def test_a_fit_within_a_fit_leaves_the_outer_its_collector(tmp_path, through):
 def test_objects_that_the_program_has_frozen_stay_frozen(tmp_path):
     """Tests run on frozen objects, except those that use `thawed`."""
     found = gc.get_freeze_count()
-    through_loop(tmp_path, lambda _: None, gc="freeze", gc_interval=5)
+    DOORS["loop"](tmp_path, gc="freeze", gc_interval=5).run()
     assert found == pytest.approx(gc.get_freeze_count(), rel=0.01)
     (row,) = [row for row in records(tmp_path, Checklist) if row.item == "gc"]
     assert (row.status, row.why.endswith(" are frozen")) == ("already so", True)
@@ -90,7 +91,9 @@ def test_objects_that_the_program_has_frozen_stay_frozen(tmp_path):
 def test_the_first_full_collection_freezes_until_the_fit_ends(tmp_path):
     """What it takes is told apart: it is no collection of the program's, and part of no step."""
     frozen = []
-    after = through_loop(tmp_path, lambda _: frozen.append(gc.get_freeze_count() > 10_000), gc="freeze", gc_interval=5)
+    after = DOORS["loop"](
+        tmp_path, after_step=lambda _: frozen.append(gc.get_freeze_count() > 10_000), gc="freeze", gc_interval=5
+    ).run()
     assert frozen == [False] * 4 + [True] * (STEPS - 4)
     assert gc.get_freeze_count() < 1000
     (startup,) = [pause for pause in records(tmp_path, Gc) if pause.ours == "startup"]

@@ -5,9 +5,9 @@ import os
 import pytest
 import torch
 from faults import ERRORS
-from short_trainings import DOORS, STEPS, loop
-from tiny import records
 from torch.utils.data import DataLoader, Dataset
+from trainings.doors import DOORS
+from trainings.runs import records
 
 from perf_callbacks import PerfConfig
 from perf_callbacks.kernel.process import topology
@@ -20,6 +20,7 @@ ALL = frozenset(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") els
 NODES = [frozenset(sorted(ALL)[: len(ALL) // 2]), frozenset(sorted(ALL)[len(ALL) // 2 :])]
 OWN = NODES[1]
 
+STEPS = 8
 pytestmark = [
     pytest.mark.usefixtures("accelerate_state", "two_nodes"),
     pytest.mark.skipif(len(ALL) < 2, reason="there is one CPU, so there is nothing to choose"),
@@ -45,9 +46,9 @@ def test_a_rank_runs_on_its_node_while_a_fit_lasts(tmp_path, through):
     def after_step(step):
         seen.append(masks())
         if step == 4:  # a fit within the fit leaves the outer its masks
-            loop(tmp_path / "inner", lambda _: seen.append(masks()), affinity="node")
+            DOORS["loop"](tmp_path / "inner", after_step=lambda _: seen.append(masks()), affinity="node").run()
 
-    summary = through(tmp_path, after_step, affinity="node").summary
+    summary = through(tmp_path, after_step=after_step, affinity="node").run().summary
     assert seen == [{OWN}] * 2 * STEPS
     assert masks() == {ALL}
     (row,) = [row for row in records(tmp_path, Checklist) if row.item == "affinity"]
@@ -63,14 +64,14 @@ def test_masks_are_back_however_a_fit_ends(tmp_path):
 
     for error in ERRORS:
         with pytest.raises(type(error)):
-            loop(tmp_path, lambda _, error=error: fail(error), affinity="node")
+            DOORS["loop"](tmp_path, after_step=lambda _, error=error: fail(error), affinity="node").run()
         assert masks() == {ALL}
 
 
 def test_each_switch_leaves_the_masks_alone(tmp_path):
     seen = []
     for config in ({"checklist": "off"}, {"skip": "affinity"}, {"affinity": "off"}, {"enabled": False}):
-        loop(tmp_path, lambda _: seen.append(masks()), **{"affinity": "node", **config})
+        DOORS["loop"](tmp_path, after_step=lambda _: seen.append(masks()), **{"affinity": "node", **config}).run()
     assert seen == [{ALL}] * 4 * STEPS
 
 

@@ -5,7 +5,7 @@ from statistics import quantiles
 import pytest
 from jobs import IMPORTS
 from jobs.training_job import TrainingJob
-from tiny import records
+from trainings.runs import records
 
 from perf_callbacks.kernel.records.fit_records import Steps
 

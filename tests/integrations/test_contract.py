@@ -5,15 +5,15 @@ import gc
 from collections import Counter
 
 import pytest
-import short_trainings
-import tiny_lightning
 import torch
-from accelerated import an_accelerator
 from counted import ANGLES
 from metric_keys import ON_CPU, keys, of_run
 from sampling import sampled
-from tiny import Tokens, llama, records, steps, trainer, training_arguments, unwrapped
 from torch.utils.data import DataLoader
+from trainings import doors, lightning_kit
+from trainings.accelerated import an_accelerator
+from trainings.models import Tokens, llama, trainer, training_arguments
+from trainings.runs import records, steps, unwrapped
 
 from perf_callbacks import PerfConfig, Summary, session
 from perf_callbacks.accelerate import attach
@@ -70,7 +70,7 @@ def through_loop(directory, *, interrupted):
 
 
 def through_lightning(directory, of="lightning", *, interrupted):
-    kinds = tiny_lightning.tree(of)
+    kinds = lightning_kit.tree(of)
 
     class Module(kinds.pl.LightningModule):
         def __init__(self):
@@ -89,7 +89,7 @@ def through_lightning(directory, of="lightning", *, interrupted):
     callback = kinds.PerfCallback()
     often = {"check_val_every_n_epoch": None, "val_check_interval": EVALUATE * ACCUMULATION}
     save = kinds.callbacks.ModelCheckpoint(dirpath=directory, every_n_train_steps=SAVE, save_top_k=-1)
-    trainer = tiny_lightning.trainer(
+    trainer = lightning_kit.trainer(
         directory,
         callback,
         *[save] if interrupted else [],
@@ -295,7 +295,7 @@ def test_the_same_script_leaves_the_same_records(  # noqa: PLR0917 fixtures
     assert_summary(summary, included)
 
 
-@pytest.mark.parametrize(("door", "switch"), sampled(short_trainings.DOORS, ["environment", "configuration"]))
+@pytest.mark.parametrize(("door", "switch"), sampled(doors.DOORS, ["environment", "configuration"]))
 def test_a_fit_that_is_switched_off_leaves_everything_alone(  # noqa: PLR0917 fixtures
     tmp_path, monkeypatch, capsys, caplog, door, switch
 ):
@@ -307,7 +307,7 @@ def test_a_fit_that_is_switched_off_leaves_everything_alone(  # noqa: PLR0917 fi
 
     before, seen = world(), []
     config = {"enabled": False} if switch == "configuration" else {}
-    done = door(tmp_path, lambda _: seen.append(world()), **config)
+    done = door(tmp_path, after_step=lambda _: seen.append(world()), **config).run()
     assert seen == [before] * 8
     assert done.summary is None
     assert not [*tmp_path.rglob("*.jsonl")]

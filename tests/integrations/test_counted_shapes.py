@@ -7,8 +7,8 @@ from contextlib import suppress
 import torch
 from counted import counts, excluded, fit, gpt2, ids, known, loop, mamba, truth
 from rows import each_row
-from tiny import llama
 from torch import nn
+from trainings.models import llama
 
 from perf_callbacks.flops.count_schedule import FREE_COUNTS, RECOUNTS
 

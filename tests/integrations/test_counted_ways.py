@@ -3,13 +3,12 @@
 from math import prod
 
 import pytest
-import tiny
-import tiny_lightning
 import torch
 from counted import counts, excluded, fit, ids, known, truth
 from rows import each_row
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
+from trainings import lightning_kit, models
 from transformers import Trainer
 
 from perf_callbacks import PerfConfig
@@ -100,16 +99,16 @@ def test_ways_to_train_are_right_or_absent(tmp_path, name):
 
 def test_a_penalty_in_some_steps_of_a_trainer_is_counted_apart(tmp_path):
     """A trainer announces its passes. Neither two nor any of the steps that are counted again has a penalty."""
-    kinds = tiny_lightning.tree()
+    kinds = lightning_kit.tree()
 
     class Penalized(kinds.Automatic):
         def training_step(self, batch, batch_idx):
             loss = self.net(batch).sum()
             return loss + penalty(self.net, batch) if batch_idx % 7 == 0 else loss
 
-    trainer = tiny_lightning.trainer(tmp_path, kinds.PerfCallback(), max_steps=24)
-    trainer.fit(Penalized(), tiny_lightning.loader(rows=96))
-    plain = 2 * (2 * 4 * tiny_lightning.WIDTH**2)
+    trainer = lightning_kit.trainer(tmp_path, kinds.PerfCallback(), max_steps=24)
+    trainer.fit(Penalized(), lightning_kit.loader(rows=96))
+    plain = 2 * (2 * 4 * lightning_kit.WIDTH**2)
     more = {step: flops for step, flops in enumerate(known(tmp_path), start=1) if flops not in {plain, None}}
     assert {*more} <= {1, 8, 15, 22}
     assert more
@@ -168,7 +167,7 @@ def skipping_loop(directory, steps, *, forward):
 
 
 def skipping_trainer(directory, steps, *, forward):
-    kinds = tiny_lightning.tree()
+    kinds = lightning_kit.tree()
 
     class Skipping(kinds.Automatic):
         def training_step(self, batch, batch_idx):
@@ -177,8 +176,8 @@ def skipping_trainer(directory, steps, *, forward):
             return None if skips else loss
 
     callback = kinds.PerfCallback(PerfConfig(gc="off"))
-    tiny_lightning.trainer(directory, callback, max_steps=steps).fit(Skipping(), tiny_lightning.loader())
-    return callback.summary, 2 * 4 * tiny_lightning.WIDTH**2
+    lightning_kit.trainer(directory, callback, max_steps=steps).fit(Skipping(), lightning_kit.loader())
+    return callback.summary, 2 * 4 * lightning_kit.WIDTH**2
 
 
 @pytest.mark.filterwarnings("ignore:.*returned `None`")
@@ -214,10 +213,10 @@ class Own(Trainer):
 
 @pytest.mark.parametrize("kind", [Direct, Own])
 def test_passes_that_a_trainer_does_not_announce_are_counted_later(tmp_path, kind):
-    arguments = tiny.training_arguments(tmp_path, max_steps=6)
-    tiny.trainer(arguments, PerfCallback(), kind=kind, train_dataset=tiny.Tokens(32, mask=False)).train()
+    arguments = models.training_arguments(tmp_path, max_steps=6)
+    models.trainer(arguments, PerfCallback(), kind=kind, train_dataset=models.Tokens(32, mask=False)).train()
     # angles of positions are made without gradients: they belong to an announced forward alone
-    assert known(tmp_path)[2:] == pytest.approx([truth(tiny.llama(), ids(4, 16))] * 4, rel=1e-3 * (kind is Own))
+    assert known(tmp_path)[2:] == pytest.approx([truth(models.llama(), ids(4, 16))] * 4, rel=1e-3 * (kind is Own))
     assert [record.step for record in counts(tmp_path)] == [3]
 
 

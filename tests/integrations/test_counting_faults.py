@@ -5,11 +5,11 @@ import logging
 import warnings as filters
 
 import pytest
-import tiny
 import torch
 from counted import bits, counts, gpt2, ids, known, left_behind, loop, truth
 from faults import EVALUATES_ALWAYS, PACKAGE, Points, profiled, warnings
 from sampling import DAY
+from trainings import models, runs
 from transformers import TrainerCallback
 
 from perf_callbacks import PerfConfig
@@ -43,14 +43,14 @@ class Cut:
 def outcome(directory, flops, profiler=None):
     """Losses and weights of a training with evaluations in its steps and batches of four shapes."""
     spanning = Spanning()
-    arguments = tiny.training_arguments(directory, max_steps=5, logging_steps=2)
-    trainer = tiny.trainer(
+    arguments = models.training_arguments(directory, max_steps=5, logging_steps=2)
+    trainer = models.trainer(
         arguments,
         PerfCallback(PerfConfig(flops=flops)),
         spanning,
         model=gpt2(),
-        train_dataset=tiny.Tokens(32),
-        eval_dataset=tiny.Tokens(4),
+        train_dataset=models.Tokens(32),
+        eval_dataset=models.Tokens(4),
         data_collator=Cut(),
     )
     spanning.trainer = trainer
@@ -90,7 +90,7 @@ def test_a_fault_in_the_count_changes_no_training_and_no_number(tmp_path, caplog
         broken = {"outcome": outcome(directory, "count", fault) != undisturbed, "world": left_behind() != before}
         errors = [text for text in warnings(caplog, EVALUATES_ALWAYS) if "a bug of ours" in text]
         found = counts(directory)
-        (summary,) = tiny.records(directory, Summary)
+        (summary,) = runs.records(directory, Summary)
         unknown = any(record.errors or record.uncounted for record in found) or (
             summary.flops and summary.flops.unknown
         )
@@ -118,13 +118,13 @@ def test_an_error_in_the_bookkeeping_does_not_change_the_number(tmp_path, monkey
         return inner(operands)
 
     monkeypatch.setattr(counters, "phase", broken)
-    model = tiny.llama()
+    model = models.llama()
     loop(tmp_path, model, [ids(2, 8)] * 4)
     monkeypatch.undo()
     (record,) = counts(tmp_path)
     assert record.errors
     assert all("ValueError" in what for what in record.errors)
-    assert (record.model_flops, record.lower_bound) == (truth(tiny.llama(), ids(2, 8)), False)
+    assert (record.model_flops, record.lower_bound) == (truth(models.llama(), ids(2, 8)), False)
 
 
 def test_a_model_without_an_estimate_is_named_without_a_warning(tmp_path, monkeypatch, caplog):
@@ -132,7 +132,7 @@ def test_a_model_without_an_estimate_is_named_without_a_warning(tmp_path, monkey
         raise RuntimeError("a bug of ours")
 
     monkeypatch.setattr(offline, "count", broken)
-    loop(tmp_path, tiny.llama(), [ids(2, 8)] * 4, flops="estimate")
+    loop(tmp_path, models.llama(), [ids(2, 8)] * 4, flops="estimate")
     assert [record.source for record in counts(tmp_path)] == ["closed form"]
     assert warnings(caplog, EVALUATES_ALWAYS) == []
     assert known(tmp_path)[-1] == counts(tmp_path)[0].model_flops

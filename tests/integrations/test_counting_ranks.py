@@ -11,12 +11,13 @@ import torch
 import torch.distributed as dist
 from counted import counts, ids, known, loop, truth
 from jobs import Job, rank as told
-from tiny import llama, records, steps
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
+from trainings.models import llama
+from trainings.runs import records, steps
 
 from perf_callbacks.kernel.records.fit_records import Window
 

@@ -11,7 +11,7 @@ from torch.distributed.fsdp import FSDPModule
 
 from perf_callbacks.integrations.accelerate import accelerator_session
 from perf_callbacks.integrations.lightning import hooks
-from perf_callbacks.kernel.fit.place import Place, by_meshes
+from perf_callbacks.kernel.fit.location import FitLocation, by_meshes
 from perf_callbacks.kernel.settings.config import ConfigError
 from perf_callbacks.loop import measure
 
@@ -136,7 +136,9 @@ class Sharded(FSDPModule, torch.nn.Module):
     ],
 )
 def test_meshes_of_parameters_say_it_by_names_of_dimensions(model, expected):
-    place = by_meshes(Place(integration="loop", directory=Path(), device=torch.device("cpu"), world_size=8), model)
+    place = by_meshes(
+        FitLocation(integration="loop", directory=Path(), device=torch.device("cpu"), world_size=8), model
+    )
     if isinstance(expected, str):
         assert place.data_parallel is None
         assert expected in place.ambiguous
@@ -146,9 +148,9 @@ def test_meshes_of_parameters_say_it_by_names_of_dimensions(model, expected):
 
 def test_meshes_overrule_no_framework_and_no_single_process():
     usual = {"integration": "loop", "directory": Path(), "device": torch.device("cpu")}
-    place = Place(**usual, world_size=8, data_parallel=2)
+    place = FitLocation(**usual, world_size=8, data_parallel=2)
     assert by_meshes(place, on(Mesh(8))) == place
-    alone = Place(**usual)
+    alone = FitLocation(**usual)
     assert by_meshes(alone, on(Mesh(8))) == alone
 
 

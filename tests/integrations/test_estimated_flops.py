@@ -5,9 +5,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 from counted import counts, excluded, gpt2, ids, known, left_behind, loop, truth
-from tiny import llama, records
 from torch import nn
 from torch.nn.modules.module import register_module_forward_hook
+from trainings.models import llama
+from trainings.runs import records
 
 from perf_callbacks.flops.by_shape.shaped_work import COPY
 from perf_callbacks.flops.counting.count_window import CountWindow

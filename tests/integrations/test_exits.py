@@ -10,11 +10,12 @@ import time
 import pytest
 from accelerate.state import AcceleratorState, GradientState, PartialState
 from counted import counts, left_behind
-from faults import ERRORS, Fault, break_clock, ended, faults, shared, warnings
+from faults import ERRORS, BugError, Points, ended, innermost_guard, profiled, warnings
 from jobs import IMPORTS, run
-from places import accelerate_loop, lightning_trainer, plain_loop, transformers_trainer
 from sampling import DAY, half_slow, of_the_day, sampled
-from tiny import records, steps
+from trainings.doors import DOORS, INTEGRATIONS
+from trainings.runs import records, steps
+from trainings.training import collect
 
 from perf_callbacks.kernel.failures import describe
 from perf_callbacks.kernel.fit.recorder import Recorder
@@ -25,12 +26,6 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::RuntimeWarning", "ignore:Detected KeyboardInterrupt"),
 ]
 
-TRAININGS = {
-    "transformers": transformers_trainer.Training,
-    "lightning": lightning_trainer.Training,
-    "accelerate": accelerate_loop.Training,
-    "loop": plain_loop.Training,
-}
 COUNTED = 2
 """The step whose FLOPs the callback counts."""
 
@@ -58,7 +53,7 @@ def fit(directory, kind, place, error, step=3, **options):
     """A training that raises at a place."""
     early = kind.PLACES[place].when.startswith("before")
     act = Raise(error, 0 if early else step)
-    act.training = kind(directory, place, act, **options)
+    act.training = kind(directory, place, act, **kind.EVERYWHERE | {"after_step": collect} | options)
     return act.training, act
 
 
@@ -72,7 +67,7 @@ def raised(training, error):
     """The class of the error that leaves the training."""
     if getattr(training, "loud", False):
         return ValueError
-    interrupted = isinstance(training, lightning_trainer.Training) and isinstance(error, KeyboardInterrupt)
+    interrupted = isinstance(training, DOORS["lightning"]) and isinstance(error, KeyboardInterrupt)
     return SystemExit if interrupted else type(error)
 
 
@@ -89,7 +84,7 @@ def in_turn(places):
     """Places of all integrations; the ways to train and the errors take turns."""
     return [
         pytest.param(kind, *case.values, id=f"{integration}-{case.id}")
-        for integration, kind in TRAININGS.items()
+        for integration, kind in INTEGRATIONS.items()
         for case in sampled(places(kind), kind.WAYS, ERRORS)
     ]
 
@@ -141,12 +136,12 @@ HOSTILE = (AttributeError("detail"), KeyboardInterrupt(), SystemExit(3))
 FORWARD = {"transformers": "compute_loss", "lightning": "training_step", "accelerate": "the loss", "loop": "the loss"}
 
 
-@pytest.mark.parametrize(("integration", "switch"), [*[(integration, "1") for integration in TRAININGS], ("loop", "0")])
+@pytest.mark.parametrize(("integration", "switch"), [*zip(INTEGRATIONS, "1111", strict=True), ("loop", "0")])
 def test_an_error_without_a_message_reaches_the_program(tmp_path, monkeypatch, integration, switch):
     monkeypatch.setenv("PERF_CALLBACKS", switch)
     for number, wrong in enumerate(HOSTILE):
         error, same = Hostile(wrong), False
-        training, _ = fit(tmp_path / str(number), TRAININGS[integration], FORWARD[integration], error)
+        training, _ = fit(tmp_path / str(number), INTEGRATIONS[integration], FORWARD[integration], error)
         try:
             training.run()
         except BaseException as caught:  # noqa: BLE001 pytest's own `raises` can't show such an error
@@ -161,7 +156,7 @@ def counting(kind):
     over = {"lr_scheduler_step", "zero_grad in manual optimization"}
     stages = {"forward", "backward", "optimizer"}
     places = [name for name in leaving(kind) if kind.PLACES[name].stage in stages and name not in over]
-    return places if kind is plain_loop.Training else of_the_day(places)
+    return places if kind is DOORS["loop"] else of_the_day(places)
 
 
 @pytest.mark.parametrize(("kind", "place", "way", "error"), in_turn(counting))
@@ -183,9 +178,8 @@ def undisturbed(tmp_path_factory):
 
     @functools.cache
     def outcome(integration):
-        training = TRAININGS[integration](tmp_path_factory.mktemp(integration), measured=False)
-        training.run()
-        return training.outcome
+        kind, directory = INTEGRATIONS[integration], tmp_path_factory.mktemp(integration)
+        return kind(directory, measured=False, after_step=collect, **kind.EVERYWHERE).run().outcome
 
     return outcome
 
@@ -196,14 +190,15 @@ OPTIONS = {"accelerate": {"prepared": "inside", "way": "end_training"}}
 
 def assert_unchanged(directory, integration, outcome):
     """Train with the callback: the outcome is the same to the last bit, and the world is as it was."""
-    training = TRAININGS[integration](directory, **OPTIONS.get(integration, {}))
+    kind = INTEGRATIONS[integration]
+    training = kind(directory, after_step=collect, **kind.EVERYWHERE | OPTIONS.get(integration, {}))
     training.run()
     assert training.outcome == outcome
     assert training.world() == training.before
     return training
 
 
-@pytest.mark.parametrize("integration", TRAININGS)
+@pytest.mark.parametrize("integration", INTEGRATIONS)
 def test_measuring_changes_no_bit_of_a_training(tmp_path, caplog, undisturbed, integration):
     training = assert_unchanged(tmp_path, integration, undisturbed(integration))
     assert training.summary.step == training.steps
@@ -214,7 +209,8 @@ def trained(directory, integration, profiler=None):
     """A training with the callback. The profiler looks on, or raises."""
     for state in (AcceleratorState, GradientState, PartialState):
         state._reset_state()
-    training = TRAININGS[integration](directory, **OPTIONS.get(integration, {}))
+    kind = INTEGRATIONS[integration]
+    training = kind(directory, after_step=collect, **kind.EVERYWHERE | OPTIONS.get(integration, {}))
     profiled(profiler, training.run)
     return training
 
@@ -238,7 +234,7 @@ OUTSIDE = {"transformers": 120, "lightning": 110, "accelerate": 195, "loop": 190
 """Most points outside of a guard, such as the checks of arguments. Points of a guard that is gone would be more."""
 
 
-@pytest.mark.parametrize("integration", TRAININGS)
+@pytest.mark.parametrize("integration", INTEGRATIONS)
 def test_a_fault_at_any_line_costs_a_report_and_nothing_else(tmp_path, caplog, undisturbed, integration):
     caplog.set_level(logging.DEBUG, "perf_callbacks")
     outcome, points, bad = undisturbed(integration), Points(), []
@@ -283,7 +279,7 @@ def use(monkeypatch, clock):
     monkeypatch.setattr("perf_callbacks.session.Recorder", Timed)
 
 
-@pytest.mark.parametrize("integration", TRAININGS)
+@pytest.mark.parametrize("integration", INTEGRATIONS)
 def test_a_failing_clock_costs_a_report_and_nothing_else(tmp_path, monkeypatch, caplog, undisturbed, integration):
     caplog.set_level(logging.DEBUG, "perf_callbacks")
     outcome, counting, bad = undisturbed(integration), Clock(), []

@@ -5,11 +5,10 @@ import sys
 from pathlib import Path
 
 import pytest
-import tiny
-import tiny_lightning
 import torch
-from accelerated import an_accelerator, prepared, rows_of_tokens
 from torch.utils.data import DataLoader
+from trainings import lightning_kit, models
+from trainings.accelerated import an_accelerator, prepared, rows_of_tokens
 from transformers import Trainer, TrainerCallback
 
 import perf_callbacks
@@ -57,9 +56,9 @@ class Frames:
 @pytest.mark.parametrize(("flops", "compiled"), [("count", False), ("count", True), ("off", False)])
 def test_an_ordinary_step_of_a_plain_loop_has_six_frames(tmp_path, monkeypatch, flops, compiled):
     monkeypatch.setattr(fingerprint, "compiles", lambda: compiled)  # something else in the process
-    model, frames = tiny.llama(), Frames()
+    model, frames = models.llama(), Frames()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    loader = DataLoader(tiny.Tokens(STEPS, mask=False), batch_size=1)
+    loader = DataLoader(models.Tokens(STEPS, mask=False), batch_size=1)
     config = PerfConfig(output_dir=str(tmp_path), flops=flops)
     with measure(model=model, optimizer=optimizer, loader=loader, config=config) as perf, frames:
         for batch in perf.loader:
@@ -88,8 +87,8 @@ def test_an_ordinary_step_with_accelerate_has_ten_frames(tmp_path, flops):
 def test_frames_of_a_step_in_the_hugging_face_trainer(tmp_path):
     frames, ends = Frames(), TrainerCallback()
     ends.on_step_end = frames.end_step
-    arguments = tiny.training_arguments(tmp_path, max_steps=STEPS, logging_steps=1000)
-    trainer = tiny.trainer(arguments, PerfCallback(), ends, train_dataset=tiny.Tokens(4 * STEPS))
+    arguments = models.training_arguments(tmp_path, max_steps=STEPS, logging_steps=1000)
+    trainer = models.trainer(arguments, PerfCallback(), ends, train_dataset=models.Tokens(4 * STEPS))
     with frames:
         trainer.train()
     frames.assert_at_most(9 if TOLD else 16)
@@ -98,7 +97,7 @@ def test_frames_of_a_step_in_the_hugging_face_trainer(tmp_path):
 @pytest.mark.skipif(not TOLD, reason="no test of Lightning depends on transformers: make test runs it")
 @pytest.mark.parametrize("scheduled", [False, True], ids=["", "with a scheduler"])
 def test_frames_of_a_step_in_the_lightning_trainer(tmp_path, scheduled):
-    kinds, frames = tiny_lightning.tree(), Frames()
+    kinds, frames = lightning_kit.tree(), Frames()
 
     class Module(kinds.Automatic):
         def configure_optimizers(self):
@@ -106,7 +105,7 @@ def test_frames_of_a_step_in_the_lightning_trainer(tmp_path, scheduled):
             return configured if scheduled else configured["optimizer"]
 
     ends = type("Ends", (kinds.Callback,), {"on_train_batch_end": frames.end_step})()
-    trainer = tiny_lightning.trainer(tmp_path, kinds.PerfCallback(), ends, max_steps=STEPS, log_every_n_steps=1000)
+    trainer = lightning_kit.trainer(tmp_path, kinds.PerfCallback(), ends, max_steps=STEPS, log_every_n_steps=1000)
     with frames:
-        trainer.fit(Module(), tiny_lightning.loader(4 * STEPS))
+        trainer.fit(Module(), lightning_kit.loader(4 * STEPS))
     frames.assert_at_most(12 if scheduled else 10)

@@ -11,10 +11,10 @@ import sys
 from pathlib import Path
 
 import pytest
-import short_trainings
 from collector import automatic
 from faults import PACKAGE, Points, profiled
 from sampling import DAY
+from trainings.doors import DOORS
 from transformers import Trainer
 
 pytestmark = [
@@ -73,10 +73,10 @@ def train(way, directory, interrupt):
         if step == STEPS:
             sys.setprofile(None)
 
-    profiled(interrupt, lambda: short_trainings.DOORS[way](directory, after_step, steps=STEPS + 1))
+    profiled(interrupt, lambda: DOORS[way](directory, after_step=after_step, steps=STEPS + 1).run())
 
 
-WAYS = [way for way in short_trainings.DOORS if way != "pytorch_lightning"]
+WAYS = [way for way in DOORS if way != "pytorch_lightning"]
 
 
 @pytest.mark.parametrize("way", WAYS)

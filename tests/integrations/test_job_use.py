@@ -6,7 +6,7 @@ import sys
 
 import pytest
 from jobs.training_job import TrainingJob
-from tiny import records
+from trainings.runs import records
 
 from perf_callbacks.kernel.records.fit_records import Row
 

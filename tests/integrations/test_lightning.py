@@ -11,24 +11,22 @@ from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 
-import attempts
 import pytest
-import tiny_lightning
 import torch
-from attempts import numbers, opened, saved, totals
 from metric_keys import MAIN, of_run
-from places import lightning_trainer
-from places.sleep import SLOW, Sleep
 from rows import each_row
-from tiny import records, steps
+from trainings import lightning_kit
+from trainings.lightning_trainer import LightningTraining
+from trainings.runs import numbers, opened, records, steps, totals
+from trainings.sleep import SLOW, Sleep
 
 from perf_callbacks import PerfConfig
 from perf_callbacks.integrations.lightning import hooks
 from perf_callbacks.integrations.lightning.hooks import EVERY_BATCH, journal_directory
-from perf_callbacks.kernel.fit.setup import Setup
+from perf_callbacks.kernel.fit.training_objects import TrainingObjects
 from perf_callbacks.kernel.records.fit_records import Row, Run
 
-BOTH = pytest.mark.parametrize("of", tiny_lightning.FRAMEWORKS)
+BOTH = pytest.mark.parametrize("of", lightning_kit.FRAMEWORKS)
 
 
 pytestmark = pytest.mark.filterwarnings(
@@ -41,18 +39,23 @@ pytestmark = pytest.mark.filterwarnings(
 )
 
 
+def attempt(directory, *, until, **options):
+    """Train until a step, saving a checkpoint after every second step."""
+    return LightningTraining(directory, steps=until, save=2, **options).run().trainer
+
+
 def fit(directory, module="Automatic", *callbacks, of="lightning", flops="count", **options):
     """A fit with our callback in it, and the trainer."""
-    kinds = tiny_lightning.tree(of)
+    kinds = lightning_kit.tree(of)
     ours = kinds.PerfCallback(PerfConfig(flops=flops))
-    loader = options.pop("loader") if "loader" in options else tiny_lightning.loader(options.pop("rows", 24))
-    trainer = tiny_lightning.trainer(directory, ours, *callbacks, of=of, **options)
+    loader = options.pop("loader") if "loader" in options else lightning_kit.loader(options.pop("rows", 24))
+    trainer = lightning_kit.trainer(directory, ours, *callbacks, of=of, **options)
     trainer.fit(getattr(kinds, module)() if isinstance(module, str) else module, loader)
     return ours, trainer
 
 
 def rows_and_losses(directory):
-    lines = tiny_lightning.logged(directory)
+    lines = lightning_kit.logged(directory)
     rows = [int(line["step"]) for line in lines if "perf/step_time" in line]
     losses = [int(line["step"]) for line in lines if "loss" in line]
     assert not [line for line in lines if {"perf/step_time", "loss"} <= line.keys()]
@@ -77,25 +80,25 @@ CASES = {
 @pytest.mark.parametrize("case", CASES)
 def test_rows_stand_at_the_step_of_the_loss_in_every_logger(tmp_path, of, case):
     module, options, expected = CASES[case]
-    kinds = tiny_lightning.tree(of)
+    kinds = lightning_kit.tree(of)
     loggers = [kinds.CSVLogger(tmp_path), kinds.TensorBoardLogger(tmp_path)]
     ours, _ = fit(tmp_path, module, of=of, flops="off", logger=loggers, **options)
     rows, losses = rows_and_losses(tmp_path)
     assert rows == expected
     assert losses == [*expected] if 0 not in losses else [0, *expected]
-    assert tiny_lightning.points(tmp_path, "perf/step_time") == expected
-    assert tiny_lightning.points(tmp_path, "loss") == losses
+    assert lightning_kit.points(tmp_path, "perf/step_time") == expected
+    assert lightning_kit.points(tmp_path, "loss") == losses
     assert ours.summary.steps == ours.summary.step == 6
     assert [row.step for row in records(tmp_path, Row)] == [*[number + 1 for number in expected], 6]
-    assert tiny_lightning.points(tmp_path, "perf/run/step_time") == [5]
-    assert [line["step"] for line in tiny_lightning.logged(tmp_path) if "perf/run/step_time" in line] == [5]
+    assert lightning_kit.points(tmp_path, "perf/run/step_time") == [5]
+    assert [line["step"] for line in lightning_kit.logged(tmp_path) if "perf/run/step_time" in line] == [5]
 
 
 @pytest.mark.parametrize("module", ["Automatic", "Manual"])
 def test_a_skipped_batch_is_no_step_and_in_no_count(tmp_path, module):
-    kind = getattr(tiny_lightning.tree(), module)
+    kind = getattr(lightning_kit.tree(), module)
     # Batches 1, 2 | 4, 5, 6 | 8 to 13 are trained on, the others end their epoch.
-    options = {"logger": tiny_lightning.tree().CSVLogger(tmp_path), "max_steps": -1, "max_epochs": 3}
+    options = {"logger": lightning_kit.tree().CSVLogger(tmp_path), "max_steps": -1, "max_epochs": 3}
     ours, trainer = fit(tmp_path, kind(skip=(3, 7)), flops="off", **options)
     rows, losses = rows_and_losses(tmp_path)
     assert losses == list(range(11))
@@ -106,27 +109,27 @@ def test_a_skipped_batch_is_no_step_and_in_no_count(tmp_path, module):
 
 
 def without_the_third(rows):
-    return None if rows[0].equal(tiny_lightning.Numbers()[8]) else torch.stack(rows)
+    return None if rows[0].equal(lightning_kit.Numbers()[8]) else torch.stack(rows)
 
 
 class Stream(torch.utils.data.IterableDataset):
     def __iter__(self):
-        return iter(tiny_lightning.Numbers(10)[index] for index in range(10))
+        return iter(lightning_kit.Numbers(10)[index] for index in range(10))
 
 
-class Streaming(tiny_lightning.tree().Automatic):
+class Streaming(lightning_kit.tree().Automatic):
     def train_dataloader(self):
         return torch.utils.data.DataLoader(Stream(), batch_size=4)
 
 
-class Repeating(tiny_lightning.tree().Automatic):
+class Repeating(lightning_kit.tree().Automatic):
     """Its closure runs many times."""
 
     def configure_optimizers(self):
         return torch.optim.LBFGS(self.parameters(), max_iter=4)
 
 
-Skipping = functools.partial(tiny_lightning.tree().Automatic, skip=(4,))
+Skipping = functools.partial(lightning_kit.tree().Automatic, skip=(4,))
 ONCE, TWICE = {"max_steps": -1, "max_epochs": 1}, {"max_steps": -1, "max_epochs": 2}
 AMOUNTS = {
     "manual": ("Manual", TWICE | {"rows": 10}, [4, 4, 2] * 2),
@@ -136,7 +139,7 @@ AMOUNTS = {
     "skipped": (Skipping, {"accumulate_grad_batches": 2, "max_steps": 4}, [8, 12, 8, 8]),
     "a batch that is None": (
         "Automatic",
-        ONCE | {"loader": tiny_lightning.loader(collate_fn=without_the_third)},
+        ONCE | {"loader": lightning_kit.loader(collate_fn=without_the_third)},
         [4] * 5,
     ),
     "repeated on purpose": ("Automatic", {"overfit_batches": 2}, [4] * 6),
@@ -162,8 +165,8 @@ def test_a_progress_bar_shows_step_time_and_mfu_in_three_figures(tmp_path, monke
     if bar == "RichProgressBar":
         pytest.importorskip("rich")
     monkeypatch.setenv("COLUMNS", "1000")
-    logger = tiny_lightning.tree(of).CSVLogger(tmp_path)
-    bars = getattr(tiny_lightning.tree(of).callbacks, bar)()
+    logger = lightning_kit.tree(of).CSVLogger(tmp_path)
+    bars = getattr(lightning_kit.tree(of).callbacks, bar)()
     _, trainer = fit(tmp_path, "Automatic", bars, of=of, logger=logger, enable_progress_bar=True)
     shown = {name: value for name, value in trainer.progress_bar_metrics.items() if name.startswith("perf/")}
     assert shown.keys() == {"perf/step_time", "perf/mfu"}
@@ -179,33 +182,33 @@ def test_a_progress_bar_shows_step_time_and_mfu_in_three_figures(tmp_path, monke
 @pytest.mark.parametrize("console", ["off", "all"])
 def test_a_progress_bar_shows_nothing_or_all_of_a_row_if_asked(tmp_path, monkeypatch, console):
     monkeypatch.setenv("PERF_CALLBACKS_CONSOLE", console)
-    _, trainer = fit(tmp_path, logger=tiny_lightning.tree().CSVLogger(tmp_path))
+    _, trainer = fit(tmp_path, logger=lightning_kit.tree().CSVLogger(tmp_path))
     shown = {name for name in trainer.progress_bar_metrics if name.startswith("perf/")}
-    rows = [{name for name in line if name.startswith("perf/")} for line in tiny_lightning.logged(tmp_path)]
+    rows = [{name for name in line if name.startswith("perf/")} for line in lightning_kit.logged(tmp_path)]
     row = next(row for row in reversed(rows) if "perf/step_time" in row)
     assert shown == (row if console == "all" else set())
 
 
 def test_the_loggers_get_the_main_metrics_alone_if_asked(tmp_path, monkeypatch):
     monkeypatch.setenv("PERF_CALLBACKS_METRICS", "main")
-    fit(tmp_path, logger=tiny_lightning.tree().CSVLogger(tmp_path))
-    keys = {key for line in tiny_lightning.logged(tmp_path) for key in line if key.startswith("perf/")}
+    fit(tmp_path, logger=lightning_kit.tree().CSVLogger(tmp_path))
+    keys = {key for line in lightning_kit.logged(tmp_path) for key in line if key.startswith("perf/")}
     five = [key for key in MAIN if key != "perf/tokens_per_second"]
     assert keys == {*five, *of_run(five)}
 
 
 @pytest.mark.parametrize("call", ["validate", "test", "predict"])
 def test_without_a_fit_nothing_happens(tmp_path, call, capsys):
-    class Module(tiny_lightning.tree().Automatic):
+    class Module(lightning_kit.tree().Automatic):
         def test_step(self, batch):
             return None
 
         def predict_step(self, batch):
             return self.net(batch)
 
-    ours = tiny_lightning.tree().PerfCallback()
-    trainer = tiny_lightning.trainer(tmp_path, ours)
-    getattr(trainer, call)(Module(), tiny_lightning.loader())
+    ours = lightning_kit.tree().PerfCallback()
+    trainer = lightning_kit.trainer(tmp_path, ours)
+    getattr(trainer, call)(Module(), lightning_kit.loader())
     assert ours.summary is None
     assert not (tmp_path / "perf_callbacks").exists()
     assert "perf_callbacks" not in capsys.readouterr().out
@@ -217,7 +220,7 @@ def test_a_fit_that_has_nothing_to_do_leaves_nothing(tmp_path):
 
 
 def test_of_two_callbacks_only_the_first_measures(tmp_path, caplog):
-    second = tiny_lightning.tree().PerfCallback()
+    second = lightning_kit.tree().PerfCallback()
     first, _ = fit(tmp_path, "Automatic", second)
     assert (first.summary.steps, second.summary) == (6, None)
     assert len(records(tmp_path, Run)) == 1
@@ -226,7 +229,7 @@ def test_of_two_callbacks_only_the_first_measures(tmp_path, caplog):
 
 @BOTH
 def test_the_callback_can_be_pickled_before_and_during_a_fit(tmp_path, of):
-    kinds, copies = tiny_lightning.tree(of), []
+    kinds, copies = lightning_kit.tree(of), []
 
     class Sending(kinds.Callback):
         def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
@@ -239,13 +242,13 @@ def test_the_callback_can_be_pickled_before_and_during_a_fit(tmp_path, of):
     assert {type(callback) for callback in copies} == {kinds.PerfCallback}
     assert [callback.summary for callback in copies] == [None] * 5
     for callback in copies[:2]:
-        tiny_lightning.trainer(tmp_path, callback, of=of).fit(kinds.Automatic(), tiny_lightning.loader())
+        lightning_kit.trainer(tmp_path, callback, of=of).fit(kinds.Automatic(), lightning_kit.loader())
         assert callback.summary.steps == 6
     assert records(tmp_path, Run, attempt=-2)[0].config["gc_interval"] == 11
 
 
 def test_an_upload_by_a_logger_is_part_of_the_checkpoint(tmp_path, clock):
-    kinds = tiny_lightning.tree()
+    kinds = lightning_kit.tree()
 
     class Uploads(kinds.CSVLogger):
         def after_save_checkpoint(self, _checkpoint):
@@ -260,7 +263,7 @@ def test_an_upload_by_a_logger_is_part_of_the_checkpoint(tmp_path, clock):
 
 
 def test_a_logger_that_fails_for_us_costs_the_measuring_and_not_the_run(tmp_path, caplog):
-    class Choosy(tiny_lightning.tree().CSVLogger):
+    class Choosy(lightning_kit.tree().CSVLogger):
         def log_metrics(self, metrics, step=None):
             if "perf/step_time" in metrics:
                 raise StopIteration
@@ -273,7 +276,7 @@ def test_a_logger_that_fails_for_us_costs_the_measuring_and_not_the_run(tmp_path
 
 
 def test_the_journal_lies_where_the_logger_writes(tmp_path):
-    fit(tmp_path / "root", logger=tiny_lightning.tree().CSVLogger(tmp_path, "a"), rows=8, flops="off", max_steps=2)
+    fit(tmp_path / "root", logger=lightning_kit.tree().CSVLogger(tmp_path, "a"), rows=8, flops="off", max_steps=2)
     assert [*tmp_path.rglob("*.jsonl")] == [tmp_path / "a" / "version_0" / "perf_callbacks" / "rank0.jsonl"]
 
 
@@ -308,17 +311,17 @@ def test_other_ranks_ask_no_logger():
 
 
 def test_rows_are_logged_where_another_callback_saves_before_our_turn(tmp_path):
-    class Saving(tiny_lightning.tree().Callback):
+    class Saving(lightning_kit.tree().Callback):
         def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
             if trainer.global_step % 2 == 0:
                 trainer.save_checkpoint(tmp_path / "checkpoint.ckpt")
 
     logged = {}
     for order in ("before", "after"):
-        kinds, directory = tiny_lightning.tree(), tmp_path / order
+        kinds, directory = lightning_kit.tree(), tmp_path / order
         callbacks = [kinds.PerfCallback(), Saving()][:: -1 if order == "before" else 1]
-        tiny_lightning.trainer(directory, *callbacks, log_every_n_steps=2).fit(
-            kinds.Automatic(), tiny_lightning.loader(24)
+        lightning_kit.trainer(directory, *callbacks, log_every_n_steps=2).fit(
+            kinds.Automatic(), lightning_kit.loader(24)
         )
         logged[order] = [row.step for row in records(directory, Row)]
     assert logged["before"] == logged["after"] != []
@@ -336,7 +339,7 @@ def test_hooks_that_have_nothing_to_do_are_not_called_for_every_batch(tmp_path, 
 @BOTH
 def test_steps_end_in_a_hook_where_the_connector_has_no_method_for_it(tmp_path, monkeypatch, of):
     monkeypatch.setattr("perf_callbacks.integrations.lightning.watch.BATCH_END", "on_batch_end_in_another_version")
-    ours, _ = fit(tmp_path, of=of, flops="off", logger=tiny_lightning.tree(of).CSVLogger(tmp_path))
+    ours, _ = fit(tmp_path, of=of, flops="off", logger=lightning_kit.tree(of).CSVLogger(tmp_path))
     assert rows_and_losses(tmp_path)[0] == [1, 2, 3, 4, 5]
     assert [step["samples"] for step in steps(tmp_path)] == [4] * ours.summary.steps == [4] * 6
     assert "on_train_batch_end" not in vars(ours)
@@ -350,22 +353,24 @@ def test_hooks_that_a_subclass_has_something_to_do_in_are_called(tmp_path, hook)
         called.append(hook)
         getattr(super(kind, self), hook)(*args)
 
-    kind = type("Mine", (tiny_lightning.tree().PerfCallback,), {hook: body})
-    trainer = tiny_lightning.trainer(tmp_path, kind())
-    trainer.fit(tiny_lightning.tree().Automatic(), tiny_lightning.loader(24))
+    kind = type("Mine", (lightning_kit.tree().PerfCallback,), {hook: body})
+    trainer = lightning_kit.trainer(tmp_path, kind())
+    trainer.fit(lightning_kit.tree().Automatic(), lightning_kit.loader(24))
     assert called == [hook] * 6
 
 
 @pytest.mark.parametrize(("every", "between"), [(0, None), (3, 3)])
 def test_a_trainer_that_never_logs_has_no_steps_between_log_lines(tmp_path, monkeypatch, every, between):
     seen = []
-    monkeypatch.setattr(hooks, "Setup", lambda **facts: seen.append(facts["log_every"]) or Setup(**facts))
+    monkeypatch.setattr(
+        hooks, "TrainingObjects", lambda **facts: seen.append(facts["log_every"]) or TrainingObjects(**facts)
+    )
     ours, _ = fit(tmp_path, log_every_n_steps=every)
     assert {*seen} == {between}
     assert ours.summary.failure is None
 
 
-class Slow(tiny_lightning.Numbers, torch.utils.data.IterableDataset):
+class Slow(lightning_kit.Numbers, torch.utils.data.IterableDataset):
     __len__ = None
 
     def __iter__(self):
@@ -376,10 +381,10 @@ class Slow(tiny_lightning.Numbers, torch.utils.data.IterableDataset):
 @pytest.mark.parametrize("made", ["once", "in each epoch"])
 def test_the_wait_for_an_iterator_is_data(tmp_path, clock, made):
     sleep = Sleep(clock.sleep, SLOW if made == "once" else (3, 5, 7))
-    training = lightning_trainer.Training(tmp_path, None, steps=7, evaluate=None, save=None, flops="off")
+    training = LightningTraining(tmp_path, steps=7, accumulate=2, flops="off")
     sleep.training = training
     if made == "once":
-        lightning_trainer.item(training, sleep)
+        LightningTraining.PLACES["the dataset"].install(training, sleep)
         batches = training.loader
         training.loader = type("Iterable", (), {"__iter__": lambda _: iter(batches)})()  # no loader, and no length
     else:
@@ -399,7 +404,7 @@ def test_the_step_of_the_module_gets_the_closure_of_lightning(tmp_path, fails):
 
     seen = []
 
-    class Module(tiny_lightning.tree().Automatic):
+    class Module(lightning_kit.tree().Automatic):
         def optimizer_step(self, epoch, batch_idx, optimizer, optimizer_closure):
             seen.append((optimizer_closure, type(optimizer_closure)))
             optimizer.step(closure=optimizer_closure)
@@ -414,7 +419,7 @@ def test_the_step_of_the_module_gets_the_closure_of_lightning(tmp_path, fails):
 
 
 def test_loggers_get_metrics_by_name(tmp_path):
-    logger = tiny_lightning.tree().CSVLogger(tmp_path)
+    logger = lightning_kit.tree().CSVLogger(tmp_path)
     rows, inner = [], logger.log_metrics
     logger.log_metrics = lambda **named: (rows.append(named), inner(**named))
     fit(tmp_path, logger=logger)
@@ -424,23 +429,23 @@ def test_loggers_get_metrics_by_name(tmp_path):
 
 @pytest.mark.parametrize("hook", [None, "on_train_start", "on_train_batch_end"])
 def test_the_list_of_callbacks_is_as_before_after_a_fit(tmp_path, hook):
-    kinds = tiny_lightning.tree()
+    kinds = lightning_kit.tree()
 
     def fail(*_):
         raise RuntimeError(hook)
 
     other = type("Failing", (kinds.Callback,), {hook: fail} if hook else {})()
-    trainer = tiny_lightning.trainer(tmp_path, kinds.PerfCallback(), other)
+    trainer = lightning_kit.trainer(tmp_path, kinds.PerfCallback(), other)
     callbacks = trainer.callbacks
     before = [*callbacks]
     with pytest.raises(RuntimeError, match=hook) if hook else nullcontext():
-        trainer.fit(kinds.Automatic(), tiny_lightning.loader())
+        trainer.fit(kinds.Automatic(), lightning_kit.loader())
     assert trainer.callbacks is callbacks
     assert callbacks == before
 
 
 def test_copies_made_within_a_fit_work(tmp_path):
-    class Copying(tiny_lightning.tree().Callback):
+    class Copying(lightning_kit.tree().Callback):
         def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
             if batch_idx == 3:
                 plugin, (optimizer,) = trainer.strategy.precision_plugin, trainer.optimizers
@@ -463,7 +468,7 @@ def test_copies_made_within_a_fit_work(tmp_path):
 @BOTH
 def test_a_trainer_and_its_module_are_freed_though_the_callback_is_kept(tmp_path, of):
     def references():
-        module = tiny_lightning.tree(of).Automatic()
+        module = lightning_kit.tree(of).Automatic()
         ours, trainer = fit(tmp_path, module, of=of)
         return ours, [weakref.ref(thing) for thing in (trainer, module, module.net, trainer.optimizers[0])]
 
@@ -475,20 +480,19 @@ def test_a_trainer_and_its_module_are_freed_though_the_callback_is_kept(tmp_path
 
 
 def test_rows_of_a_resumed_run_stand_at_the_step_of_the_loss(tmp_path):
-    kinds, config = tiny_lightning.tree(), PerfConfig(flops="off")
-    options = {"accumulate_grad_batches": 2}
-    attempts.lightning(tmp_path, ours=kinds.PerfCallback(config), until=4, **options)
-    options["logger"] = kinds.CSVLogger(tmp_path / "resumed")
-    attempts.lightning(tmp_path, ours=kinds.PerfCallback(config), until=8, resume=4, **options)
+    kinds, config = lightning_kit.tree(), PerfConfig(flops="off")
+    attempt(tmp_path, ours=kinds.PerfCallback(config), until=4, accumulate=2)
+    logging = {"logger": kinds.CSVLogger(tmp_path / "resumed")}
+    attempt(tmp_path, ours=kinds.PerfCallback(config), until=8, resume=4, accumulate=2, trainer=logging)
     rows, losses = rows_and_losses(tmp_path)
     assert losses == [*range(losses[0], losses[0] + 4)]  # from 4 on, or from 3 with Lightning 2.4
     assert rows == losses[1::2]  # a checkpoint fell in the other ones
 
 
 def test_a_checkpoint_holds_plain_values_under_a_key_of_its_own(tmp_path):
-    ours = tiny_lightning.tree().PerfCallback()
-    attempts.lightning(tmp_path, tiny_lightning.tree().PerfCallback(), ours=ours, until=2)
-    checkpoint = torch.load(saved(tmp_path, 2), weights_only=True)
+    ours = lightning_kit.tree().PerfCallback()
+    attempt(tmp_path, callbacks=[lightning_kit.tree().PerfCallback()], ours=ours, until=2)
+    checkpoint = torch.load(tmp_path / "checkpoint-2.ckpt", weights_only=True)
     ours_saved = checkpoint["perf_callbacks"]
     times = {"started_unix", "first_unix", "elapsed_seconds", "productive_seconds"}
     assert all(type(ours_saved.pop(name)) is float for name in times)
@@ -504,33 +508,33 @@ def test_a_checkpoint_holds_plain_values_under_a_key_of_its_own(tmp_path):
 
 
 def test_a_checkpoint_loaded_to_validate_it_changes_nothing(tmp_path):
-    ours = tiny_lightning.tree().PerfCallback()
-    trainer = attempts.lightning(tmp_path, ours=ours, until=4)
+    ours = lightning_kit.tree().PerfCallback()
+    trainer = attempt(tmp_path, ours=ours, until=4)
     weights, before = tmp_path / "weights.ckpt", ours.summary
     trainer.save_checkpoint(weights, weights_only=True)
     assert "perf_callbacks" not in torch.load(weights, weights_only=True)
-    for path in (saved(tmp_path, 2), weights):
-        trainer.validate(ckpt_path=path, dataloaders=tiny_lightning.loader(), verbose=False)
+    for path in (tmp_path / "checkpoint-2.ckpt", weights):
+        trainer.validate(ckpt_path=path, dataloaders=lightning_kit.loader(), verbose=False)
         assert ours.summary == before
 
 
 @BOTH
 def test_a_second_fit_of_the_same_trainer_goes_on(tmp_path, of):
-    kinds = tiny_lightning.tree(of)
+    kinds = lightning_kit.tree(of)
     ours, module = kinds.PerfCallback(), kinds.Automatic()
-    trainer = tiny_lightning.trainer(tmp_path, ours, of=of, max_steps=4)
-    trainer.fit(module, tiny_lightning.loader())
+    trainer = lightning_kit.trainer(tmp_path, ours, of=of, max_steps=4)
+    trainer.fit(module, lightning_kit.loader())
     trainer.fit_loop.epoch_loop.max_steps = 6
-    trainer.fit(module, tiny_lightning.loader())
+    trainer.fit(module, lightning_kit.loader())
     assert numbers(tmp_path) == [(1, 0), (2, 4)]
     assert len({run.run_id for run in opened(tmp_path)}) == 1
     assert totals(tmp_path) == [(16, None), (24, None)]
 
 
 def test_the_same_callback_in_another_trainer_begins_anew(tmp_path):
-    ours = tiny_lightning.tree().PerfCallback()
-    attempts.lightning(tmp_path, ours=ours, until=4)
-    attempts.lightning(tmp_path, ours=ours, until=4)
+    ours = lightning_kit.tree().PerfCallback()
+    attempt(tmp_path, ours=ours, until=4)
+    attempt(tmp_path, ours=ours, until=4)
     assert numbers(tmp_path) == [(1, 0), (1, 0)]
     assert len({run.run_id for run in opened(tmp_path)}) == 2
     assert totals(tmp_path) == [(16, None), (16, None)]
@@ -538,20 +542,20 @@ def test_the_same_callback_in_another_trainer_begins_anew(tmp_path):
 
 @pytest.mark.parametrize("finder", ["BatchSizeFinder", "LearningRateFinder"])
 def test_the_trials_of_a_tuner_do_not_count(tmp_path, finder):
-    class Module(tiny_lightning.tree().Automatic):
+    class Module(lightning_kit.tree().Automatic):
         def __init__(self):
             super().__init__()
             self.batch_size, self.lr = 4, 0.1
 
         def train_dataloader(self):
-            return tiny_lightning.loader(40, self.batch_size)
+            return lightning_kit.loader(40, self.batch_size)
 
         def val_dataloader(self):
-            return tiny_lightning.loader(4)
+            return lightning_kit.loader(4)
 
     options = {"max_trials": 1, "steps_per_trial": 2} if finder == "BatchSizeFinder" else {"num_training_steps": 3}
-    ours = tiny_lightning.tree().PerfCallback()
-    trainer = tiny_lightning.trainer(tmp_path, getattr(tiny_lightning.tree().callbacks, finder)(**options), ours)
+    ours = lightning_kit.tree().PerfCallback()
+    trainer = lightning_kit.trainer(tmp_path, getattr(lightning_kit.tree().callbacks, finder)(**options), ours)
     module = Module()
     trainer.fit(module)
     assert [step["step"] for step in steps(tmp_path)] == [1, 2, 3, 4, 5, 6]
@@ -560,13 +564,14 @@ def test_the_trials_of_a_tuner_do_not_count(tmp_path, finder):
 
 
 def test_a_checkpoint_before_the_first_step_has_the_loaded_counters(tmp_path):
-    class Trying(tiny_lightning.tree().Callback):
+    class Trying(lightning_kit.tree().Callback):
         def on_fit_start(self, trainer, pl_module):
             trainer.save_checkpoint(tmp_path / "trial.ckpt")
 
-    attempts.lightning(tmp_path, until=4)
-    attempts.lightning(tmp_path, Trying(), until=8, resume=4)
-    loaded, tried = [torch.load(path, weights_only=True) for path in (saved(tmp_path, 4), tmp_path / "trial.ckpt")]
+    attempt(tmp_path, until=4)
+    attempt(tmp_path, callbacks=[Trying()], until=8, resume=4)
+    paths = tmp_path / "checkpoint-4.ckpt", tmp_path / "trial.ckpt"
+    loaded, tried = [torch.load(path, weights_only=True) for path in paths]
     assert tried["perf_callbacks"] == loaded["perf_callbacks"]
 
 
@@ -594,10 +599,10 @@ def run(tmp_path, monkeypatch):
     monkeypatch.setattr("sys.argv", ["train.py"])
 
     def run(config, of="lightning"):
-        kinds, file = tiny_lightning.tree(of), tmp_path / "config.yaml"
-        data = type("Data", (kinds.pl.LightningDataModule,), {"train_dataloader": lambda _: tiny_lightning.loader()})
+        kinds, file = lightning_kit.tree(of), tmp_path / "config.yaml"
+        data = type("Data", (kinds.pl.LightningDataModule,), {"train_dataloader": lambda _: lightning_kit.loader()})
         file.write_text(YAML.format(root=tmp_path, framework=of, config=config))
-        cli = importlib.import_module(f"{tiny_lightning.FRAMEWORKS[of]}.cli").LightningCLI
+        cli = importlib.import_module(f"{lightning_kit.FRAMEWORKS[of]}.cli").LightningCLI
         return cli(kinds.Automatic, data, args=["fit", "--config", str(file)], save_config_callback=None)
 
     return run

@@ -13,12 +13,13 @@ import pytest
 import torch
 from jobs import run
 from metric_keys import LOGGED
-from places.plain_loop import Model, Optimizer, Training
-from places.sleep import Sleep, assert_in_stage, fit
-from tiny import Tokens, llama, records, steps
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, Dataset, IterableDataset
+from trainings.models import Model, Optimizer, Tokens, llama
+from trainings.plain_loop import LoopTraining
+from trainings.runs import records, steps
+from trainings.sleep import Sleep, assert_in_stage, fit
 
 from perf_callbacks import PerfConfig
 from perf_callbacks.kernel.records.fit_records import Gc, Row, Run, Steps, Summary as SummaryRecord
@@ -347,7 +348,7 @@ def sleep(clock):
 
 def assert_slept_in(stage, directory, sleep, place, **options):
     """Train a loop that sleeps at a place, and expect each sleep in one stage."""
-    assert_in_stage(stage, fit(directory, Training, place, sleep, steps=7, **options), sleep)
+    assert_in_stage(stage, fit(directory, LoopTraining, place, sleep, steps=7, **options), sleep)
 
 
 class Recomputed(Model):
@@ -419,8 +420,8 @@ class Closed(Optimizer):
 
 
 def test_the_work_after_the_closure_of_an_optimizer_is_optimizer(tmp_path, sleep):
-    training = sleep.training = Training(tmp_path, "the optimizer", sleep)
-    model = training.objects["model"]
+    training = sleep.training = LoopTraining(tmp_path, "the optimizer", sleep)
+    model = training.model
     optimizer, batches = Closed(model, training.at), [torch.ones(2, 4)] * 7
     config = PerfConfig(output_dir=str(tmp_path), flops="off")
     with measure(model=model, optimizer=optimizer, loader=batches, config=config) as perf:
@@ -466,8 +467,8 @@ def test_a_copy_of_the_model_is_not_the_model(tmp_path, monkeypatch, sleep, dupl
 
     monkeypatch.setattr(Traceable, "forward", slow)
 
-    def average(_perf, model):
-        other = duplicate(model)
+    def average(_step):
+        other = duplicate(sleep.training.model)
         other.copied = True
         other.train(context is nullcontext)
         with context():

@@ -11,7 +11,7 @@ from contextlib import suppress
 import pytest
 from jobs import PROMPT, TESTS, program_environ
 from jobs.training_job import TrainingJob
-from tiny import records
+from trainings.runs import records
 
 from perf_callbacks.kernel.records.fit_records import Summary, Window
 
@@ -58,7 +58,9 @@ def test_windows_go_without_a_killed_rank_and_rank_0_says_so_once(tmp_path):
     (line,) = job.ours(0)
     assert "no message came from 1 of 3 ranks" in line
     job.assert_true(job.windows)
-    assert {window.missing_ranks for window in job.windows} == {(), (1,)}
+    dead = [1 in window.missing_ranks for window in job.windows]  # on a busy machine rank 2 may be late for a window
+    assert dead == sorted(dead)
+    assert {*dead} == {False, True}
     assert [window.last_step for window in job.windows if not window.missing][-1] < 200
 
 

@@ -4,9 +4,9 @@ import sys
 import time
 from pathlib import Path
 
-import short_trainings
 import torch
 from torch.overrides import TorchFunctionMode
+from trainings.doors import DOORS
 
 import perf_callbacks
 from perf_callbacks import PerfConfig
@@ -28,7 +28,7 @@ def test_a_mocked_clock_is_never_read_by_us(tmp_path, monkeypatch):
 
     for name in ("perf_counter", "monotonic", "sleep", "time"):
         monkeypatch.setattr(time, name, mocked(getattr(time, name)))
-    short_trainings.loop(tmp_path, lambda _: None, steps=4, every=2, report=True)
+    DOORS["loop"](tmp_path, steps=4, evaluate=2, save=2, report=True).run()
     assert [reader for reader in readers if reader.startswith(OURS)] == []
 
 

@@ -7,9 +7,10 @@ import torch
 from counted import fit, gpt2, ids
 from metric_keys import needing
 from rows import each_row
-from tiny import llama, records, unwrapped
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
+from trainings.models import llama
+from trainings.runs import records, unwrapped
 
 from perf_callbacks import PerfConfig
 from perf_callbacks.flops import count_records

@@ -10,19 +10,11 @@ from pathlib import Path
 import pytest
 import torch
 from jobs import IMPORTS, Job, until
-from short_trainings import DOORS
+from trainings.doors import DOORS
 
 from perf_callbacks.notifications import sender
 
-pytestmark = [
-    pytest.mark.usefixtures("accelerate_state"),
-    pytest.mark.skipif(sys.platform == "win32", reason="on_event runs no command on Windows, and says so"),
-]
-
-
-def over():
-    """Whether all side processes of this process have ended."""
-    return not [one for one in [*sender.SENDERS] if one.tick(0.0)]
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="on_event runs no command on Windows, and says so")
 
 
 def commanded(monkeypatch, directory, command="cat >> {file}"):
@@ -39,7 +31,7 @@ def end_passed(events):
 
 def test_the_end_of_a_fit_is_passed_on(tmp_path, monkeypatch):
     events = commanded(monkeypatch, tmp_path)
-    done = loop(tmp_path, lambda _: None)
+    done = DOORS["loop"](tmp_path).run()
     until(lambda: end_passed(events))
     (end,) = events()
     assert (end["end"]["state"], end["step"], end["run_id"]) == ("ended", 8, done.summary.run_id)
@@ -56,10 +48,10 @@ BAD = {
 @pytest.mark.parametrize("how", BAD)
 def test_a_bad_command_changes_no_training_and_is_told_of_once(tmp_path, monkeypatch, caplog, how):
     command, trouble = BAD[how]
-    plain = trainer(tmp_path / "plain", lambda _: None)
+    plain = DOORS["transformers"](tmp_path / "plain").run()
     commanded(monkeypatch, tmp_path, command)
     monkeypatch.setattr(sender.Sender.__init__, "__defaults__", (0.3,))
-    done = trainer(tmp_path / "bad", lambda _: None)
+    done = DOORS["transformers"](tmp_path / "bad").run()
     until(lambda: any("ON_EVENT" in text for text in caplog.messages))
     assert done.losses == plain.losses
     assert all(map(torch.equal, done.weights, plain.weights))
@@ -75,7 +67,7 @@ def test_a_stall_is_passed_on_with_its_stack_and_again_when_it_is_over(tmp_path,
         if step == 5:
             until(lambda: [event["event"] for event in events()] == ["stall"])
 
-    loop(tmp_path, hang, stall_after="1")
+    DOORS["loop"](tmp_path, after_step=hang, stall_after="1").run()
     until(lambda: end_passed(events))
     began, ended, end = events()
     assert began["stall"]["under_way"]
@@ -93,7 +85,7 @@ def test_the_script_of_the_page_appends_sentences(tmp_path, monkeypatch):
     (tmp_path / "notify.sh").write_text(script, encoding="utf-8")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PERF_CALLBACKS_ON_EVENT", setting)
-    loop(tmp_path, lambda _: None)
+    DOORS["loop"](tmp_path).run()
     until((tmp_path / "events.txt").exists)
     until(lambda: ": ended after step 8 and " in (tmp_path / "events.txt").read_text(encoding="utf-8"))
 

@@ -2,8 +2,8 @@
 
 import pytest
 import torch
-from places import plain_loop, transformers_trainer
-from tiny import records
+from trainings.doors import DOORS
+from trainings.runs import records
 
 from perf_callbacks.journal import OutOfMemory
 from perf_callbacks.kernel.process.device import Cpu
@@ -30,7 +30,7 @@ def reports(directory, kind, caplog, *, step=3, error=None, evaluate=0):
     error = error or torch.OutOfMemoryError(MESSAGE)
     act = Fail(error, step)
     place = "a layer" if "a layer" in kind.PLACES else "the model"
-    act.training = kind(directory, place, act, evaluate=evaluate)
+    act.training = kind(directory, place, act, accumulate=2, evaluate=evaluate, save=2)
     with pytest.raises(type(error)) as caught:
         act.training.run()
     assert caught.value is error
@@ -38,7 +38,7 @@ def reports(directory, kind, caplog, *, step=3, error=None, evaluate=0):
     return records(directory, OutOfMemory), said
 
 
-@pytest.mark.parametrize("kind", [transformers_trainer.Training, plain_loop.Training])
+@pytest.mark.parametrize("kind", [DOORS["transformers"], DOORS["loop"]])
 def test_a_fit_reports_and_lets_the_exception_go_on(tmp_path, caplog, monkeypatch, kind):
     monkeypatch.setattr(Cpu, "headroom", lambda _: 10**9)
     monkeypatch.setattr(step_memory, "anything_compiled", lambda: False)  # another test may have compiled something
@@ -54,7 +54,7 @@ def test_a_fit_reports_and_lets_the_exception_go_on(tmp_path, caplog, monkeypatc
 
 
 def test_a_failure_in_an_evaluation_says_nothing_of_the_batches_of_training(tmp_path, caplog):
-    ((report,), (said,)) = reports(tmp_path, transformers_trainer.Training, caplog, evaluate=2)
+    ((report,), (said,)) = reports(tmp_path, DOORS["transformers"], caplog, evaluate=2)
     assert (report.stage, report.step, report.fitting_micro_batch, report.layers_to_checkpoint) == (
         "evaluation",
         2,
@@ -65,7 +65,7 @@ def test_a_failure_in_an_evaluation_says_nothing_of_the_batches_of_training(tmp_
 
 
 def test_a_failure_before_a_measured_step_leaves_the_fit_unknown(tmp_path, caplog):
-    ((report,), (said,)) = reports(tmp_path, plain_loop.Training, caplog, step=0)
+    ((report,), (said,)) = reports(tmp_path, DOORS["loop"], caplog, step=0)
     assert (report.step, report.fitting_micro_batch) == (0, None)
     assert "unknown micro-batch" in said
 
@@ -73,7 +73,7 @@ def test_a_failure_before_a_measured_step_leaves_the_fit_unknown(tmp_path, caplo
 def test_the_layers_that_had_run_give_an_estimate(tmp_path, caplog, monkeypatch):
     monkeypatch.setattr(Cpu, "allocator", lambda _: Allocator(4 * 10**9, 5 * 10**9, 1, 4 * 10**9))
     monkeypatch.setattr(Cpu, "headroom", lambda _: 10**9)
-    ((report,), (said,)) = reports(tmp_path, transformers_trainer.Training, caplog, step=0)
+    ((report,), (said,)) = reports(tmp_path, DOORS["transformers"], caplog, step=0)
     assert (report.layers, report.reserved_gb, report.micro_batch) == (1, 5.0, 4)
     assert report.other_gb == pytest.approx(4.0, abs=0.01)
     assert report.about_micro_batch == 4  # 5 GB of 4 GB: five samples without the state that Adam is to make
@@ -82,12 +82,12 @@ def test_the_layers_that_had_run_give_an_estimate(tmp_path, caplog, monkeypatch)
 
 @pytest.mark.parametrize("error", [ValueError("no"), RuntimeError("mat1 and mat2")])
 def test_other_errors_are_not_reported(tmp_path, caplog, error):
-    assert reports(tmp_path, plain_loop.Training, caplog, error=error) == ([], [])
+    assert reports(tmp_path, DOORS["loop"], caplog, error=error) == ([], [])
 
 
 def test_a_report_that_fails_changes_nothing(tmp_path, caplog, monkeypatch):
     monkeypatch.setattr(memory, "Holdings", lambda *_: 1 / 0)
-    found, said = reports(tmp_path, plain_loop.Training, caplog)
+    found, said = reports(tmp_path, DOORS["loop"], caplog)
     assert (found, said) == ([], [])
 
 
@@ -96,5 +96,5 @@ def test_a_fit_that_ends_within_a_handler_is_no_failure(tmp_path, caplog):
         [].pop()
     except IndexError as error:
         error.__cause__ = torch.OutOfMemoryError(MESSAGE)
-        plain_loop.Training(tmp_path).run()
+        DOORS["loop"](tmp_path).run()
     assert records(tmp_path, OutOfMemory) == []

@@ -12,10 +12,10 @@ import sys
 import pytest
 import torch
 from jobs import Job
-from short_trainings import DOORS
-from tiny import records, steps
 from torch import nn
 from torch.profiler import ProfilerActivity, profile, schedule
+from trainings.doors import DOORS
+from trainings.runs import records, steps
 
 from perf_callbacks import PerfConfig
 from perf_callbacks.commands import main
@@ -68,11 +68,11 @@ def patient(monkeypatch):
 
 @pytest.mark.parametrize("door", DOORS)
 def test_profiled_steps_leave_a_record_and_a_trace_and_change_no_loss(tmp_path, door, capsys):
-    plain = DOORS[door](tmp_path / "plain", lambda _: None)
+    plain = DOORS[door](tmp_path / "plain").run()
     assert records(tmp_path / "plain", Profile) == []
     assert left(tmp_path / "plain") == excluded(tmp_path / "plain") == []
     profiled = tmp_path / "profiled"
-    done = DOORS[door](profiled, lambda _: None, profile="5:2")
+    done = DOORS[door](profiled, profile="5:2").run()
     assert done.losses == plain.losses
     assert all(map(torch.equal, done.weights, plain.weights))
 
@@ -103,8 +103,8 @@ def test_profiled_steps_leave_a_record_and_a_trace_and_change_no_loss(tmp_path, 
 
 
 def test_without_a_profile_the_journal_says_nothing_of_it(tmp_path):
-    loop(tmp_path / "unset", lambda _: None)
-    loop(tmp_path / "off", lambda _: None, profile="off")
+    DOORS["loop"](tmp_path / "unset").run()
+    DOORS["loop"](tmp_path / "off", profile="off").run()
     for name in ("unset", "off"):
         first, *others = (tmp_path / name / "perf_callbacks/rank0.jsonl").read_text().splitlines()
         assert json.loads(first)["config"]["profile"] == "off"
@@ -122,20 +122,20 @@ def test_without_a_profile_the_journal_says_nothing_of_it(tmp_path):
     ],
 )
 def test_a_profile_has_undisturbed_steps_alone(tmp_path, setting, every, profiled):
-    loop(tmp_path, lambda _: None, profile=setting, every=every)
+    DOORS["loop"](tmp_path, profile=setting, evaluate=every, save=every).run()
     (record,) = records(tmp_path, Profile)
     assert [*range(record.first_step, record.first_step + record.steps)] == profiled
     assert every or excluded(tmp_path) == profiled
 
 
 def test_without_a_journal_nothing_is_profiled(tmp_path, caplog):
-    loop(tmp_path, lambda _: None, profile="5:2", journal=False)
+    DOORS["loop"](tmp_path, profile="5:2", journal=False).run()
     assert lines(caplog) == ["perf_callbacks: `profile` has no effect: there is no journal."]
 
 
 def test_a_profiler_of_the_program_goes_first(tmp_path, caplog):
     with profile(activities=[ProfilerActivity.CPU], acc_events=True) as theirs:
-        loop(tmp_path, lambda _: None, profile="5:2")
+        DOORS["loop"](tmp_path, profile="5:2").run()
     assert theirs.key_averages()
     assert records(tmp_path, Profile) == []
     assert lines(caplog) == ["perf_callbacks: no profile, training goes on: another profiler is active."]
@@ -151,7 +151,7 @@ def test_a_profiler_that_the_program_begins_later_works(tmp_path, caplog, plan):
         acc_events=True,
     )
     with theirs:
-        loop(tmp_path, lambda _: theirs.step(), profile="5:3")
+        DOORS["loop"](tmp_path, after_step=lambda _: theirs.step(), profile="5:3").run()
     assert len(seen) == 1
     assert seen[0] > 10
     assert records(tmp_path, Profile) == []
@@ -217,7 +217,7 @@ FAULTS = {
 @pytest.mark.parametrize(("fault", "text"), FAULTS.values(), ids=FAULTS)
 def test_a_profile_that_fails_is_a_line_in_the_log_and_no_harm(tmp_path, caplog, monkeypatch, fault, text):
     fault(monkeypatch)
-    done = loop(tmp_path, lambda _: None, profile="4:2")
+    done = DOORS["loop"](tmp_path, profile="4:2").run()
     assert len(done.losses) == 8
     assert not done.summary.failure
     assert not done.summary.profiles
@@ -242,20 +242,19 @@ class Transposing(nn.Module):
         return x.mean()
 
 
-def test_a_killed_reducer_is_one_line(tmp_path, caplog, monkeypatch):
-    original = Reducer.send
-
-    def send(self, *job):
-        os.killpg(self.process.pid, signal.SIGKILL)
-        original(self, *job)
-
-    monkeypatch.setattr(Reducer, "send", send)
-    harmless(tmp_path, caplog, "no profile, training goes on: ")
-
-
-def test_a_side_process_that_cannot_start_is_one_line(tmp_path, caplog, monkeypatch):
-    monkeypatch.setattr(sys, "executable", "/nowhere/python")
-    harmless(tmp_path, caplog, "no profile, training goes on: FileNotFoundError")
+def test_copies_in_a_profile_are_a_finding_with_their_operation(tmp_path):
+    model = Transposing()
+    optimizer, config = torch.optim.SGD(model.parameters(), lr=0.1), PerfConfig(output_dir=str(tmp_path), profile="5:2")
+    with measure(model=model, optimizer=optimizer, config=config) as perf:
+        for _ in range(14):
+            model().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    (profile,) = records(tmp_path, Profile)
+    (finding,) = [finding for finding in perf.summary.findings if finding.cause == "copy"]
+    assert 0 < finding.share <= sum([copy.seconds for copy in profile.copies]) / profile.span_seconds
+    assert "of 2 profiled steps: aten::contiguous, " in finding.evidence
+    assert finding in records(tmp_path, Finding)
 
 
 TRAIN = """

@@ -7,7 +7,7 @@ import pytest
 from jobs.training import amounts
 from jobs.training_job import AGREE, NO_WAIT, WINDOW, TrainingJob
 from metric_keys import needing
-from tiny import records, steps
+from trainings.runs import records, steps
 
 from perf_callbacks.kernel.records.fit_records import Gc, Run, Window
 from perf_callbacks.kernel.records.metric_table import DEVICES

@@ -2,13 +2,12 @@
 
 import lightning
 import pytest
-import tiny
-import tiny_lightning
 import torch
 from counted import fit
 from lightning.pytorch.utilities import CombinedLoader
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
+from trainings import lightning_kit, models, runs
 
 from perf_callbacks import PerfConfig
 from perf_callbacks.lightning import PerfCallback
@@ -76,8 +75,8 @@ class Nano(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.tokens, self.positions = nn.Embedding(tiny.VOCABULARY, 8), nn.Embedding(16, 8)
-        self.head = nn.Linear(8, tiny.VOCABULARY)
+        self.tokens, self.positions = nn.Embedding(models.VOCABULARY, 8), nn.Embedding(16, 8)
+        self.head = nn.Linear(8, models.VOCABULARY)
 
     def forward(self, idx):
         return self.head(self.tokens(idx) + self.positions(torch.arange(idx.shape[1])))
@@ -86,7 +85,7 @@ class Nano(nn.Module):
 def pairs():
     """Targets first, a step further on, in the same memory; one batch is longer than the other."""
     for length in LENGTHS:
-        memory = torch.randint(0, tiny.VOCABULARY, (4, length + 1))
+        memory = torch.randint(0, models.VOCABULARY, (4, length + 1))
         yield memory[:, 1:], memory[:, :-1]
 
 
@@ -106,7 +105,7 @@ def test_a_batch_without_names_has_tokens_from_the_first_step_on(tmp_path, rows)
     assert summary.included_tokens is not None
     for row in rows[2:] if rows else ():
         assert ("perf/tokens_per_second" in row) == ("perf/step_time" in row)
-    assert [step["tokens"] for step in tiny.steps(tmp_path)][2:] == [4 * length for length in LENGTHS[2:]]
+    assert [step["tokens"] for step in runs.steps(tmp_path)][2:] == [4 * length for length in LENGTHS[2:]]
 
 
 class Several(lightning.LightningModule):
@@ -132,5 +131,5 @@ def test_samples_of_several_loaders_in_lightning_add_up(tmp_path, combine):
     data = TensorDataset(torch.ones(64, 3), torch.ones(64))
     loaders = {"a": DataLoader(data, 8), "b": DataLoader(data, 16)}
     ours = PerfCallback(PerfConfig(output_dir=str(tmp_path), gc="off", peak_tflops="1"))
-    tiny_lightning.trainer(tmp_path, ours, max_steps=4).fit(Several(), combine(loaders))
+    lightning_kit.trainer(tmp_path, ours, max_steps=4).fit(Several(), combine(loaders))
     assert (ours.summary.steps, ours.summary.samples) == (4, 4 * 24)

@@ -5,9 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 from jobs import IMPORTS, run
-from tiny import records, unwrapped
-
-from perf_callbacks.kernel.records.fit_records import Row, Steps
+from trainings.runs import unwrapped
 
 STAGES = {"data_time": 0, "forward_time": 0.004, "backward_time": 0.008, "optimizer_time": 0.002, "other_time": 0}
 

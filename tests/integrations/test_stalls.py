@@ -5,7 +5,7 @@ import re
 import pytest
 import torch
 from fake_watchdog import FakeWatchdog
-from short_trainings import loop
+from trainings.doors import DOORS
 
 from perf_callbacks import PerfConfig
 from perf_callbacks.kernel.records.journal_file import read
@@ -40,7 +40,7 @@ def test_a_stall_is_told_once_with_its_line_and_once_when_it_is_over(tmp_path, w
         if step == 5:
             watches.pass_seconds(200)
 
-    done = loop(tmp_path, hang, stall_after="60")
+    done = DOORS["loop"](tmp_path, after_step=hang, stall_after="60").run()
     began, over = messages()
     assert began.startswith("no step for 60 s. The training is in other code: fake_watchdog.py:")
     assert began.endswith("pass_seconds`.")
@@ -59,17 +59,19 @@ def test_evaluations_and_the_first_steps_have_ten_times_the_patience(tmp_path, w
     def slow(step):
         watches.pass_seconds(500 if step < 3 else 1)
 
-    done = loop(tmp_path, slow, every=4, look=lambda: watches.pass_seconds(150), stall_after="60")
+    options = {"evaluate": 4, "save": 4, "stall_after": "60", "after_step": slow}
+    done = DOORS["loop"](tmp_path, "an evaluation", lambda: watches.pass_seconds(150), **options).run()
     assert messages() == []
     assert recorded(tmp_path) == []
     assert done.summary.stalls.count == 0
 
 
 def test_an_evaluation_that_hangs_is_told(tmp_path, watches, messages):
-    def look():
+    def look(*_args):
         watches.pass_seconds(700)
 
-    loop(tmp_path, lambda _: watches.pass_seconds(1), every=4, steps=4, look=look, stall_after="60")
+    options = {"evaluate": 4, "steps": 4, "stall_after": "60"}
+    DOORS["loop"](tmp_path, "an evaluation", look, after_step=lambda _: watches.pass_seconds(1), **options).run()
     assert messages()[0].startswith("no step for 600 s. The training is in an evaluation: ")
     assert recorded(tmp_path)[0].stage == "evaluation"
 
@@ -82,7 +84,7 @@ def test_a_stall_may_last_until_the_end(tmp_path, watches, messages):
             raise ValueError("no")
 
     with pytest.raises(ValueError, match="no"):
-        loop(tmp_path, fail, stall_after="60")
+        DOORS["loop"](tmp_path, after_step=fail, stall_after="60").run()
     assert messages()[1] == "training ended after 100 s without a step."
 
 
@@ -101,7 +103,7 @@ def test_work_after_the_end_of_a_loader_has_ten_times_the_patience(tmp_path, wat
 
 
 def test_it_can_be_turned_off(tmp_path, watches, messages):
-    loop(tmp_path, lambda _: watches.pass_seconds(10**4), stall_after="off")
+    DOORS["loop"](tmp_path, after_step=lambda _: watches.pass_seconds(10**4), stall_after="off").run()
     assert watches.watched == []
     assert messages() == []
 
@@ -118,13 +120,13 @@ def test_an_error_in_the_watch_ends_the_watch_alone(tmp_path, watches, monkeypat
             with pytest.raises(ValueError, match="no"):  # the watchdog takes it
                 watches.pass_seconds(100)
 
-    done = loop(tmp_path, hang, stall_after="60")
+    done = DOORS["loop"](tmp_path, after_step=hang, stall_after="60").run()
     assert messages() == []
     assert done.summary.failure is None
 
 
 def test_a_prompt_of_a_debugger_is_no_stall(tmp_path, watches, messages, monkeypatch):
     monkeypatch.setattr(stalls.stacks, "of_thread", lambda _: None)
-    done = loop(tmp_path, lambda _: watches.pass_seconds(500), stall_after="60")
+    done = DOORS["loop"](tmp_path, after_step=lambda _: watches.pass_seconds(500), stall_after="60").run()
     assert messages() == []
     assert done.summary.stalls.count == 0

@@ -1,8 +1,6 @@
 """Only training work is counted: what else runs in the counted step is not the model's, and runs as ever."""
 
 import pytest
-import tiny
-import tiny_lightning
 import torch
 from accelerate import Accelerator
 from counted import counts, fit, ids, known, left_behind, loss_of, truth
@@ -10,6 +8,7 @@ from rows import each_row
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader
+from trainings import lightning_kit, models
 from transformers import Trainer, TrainerCallback
 
 from perf_callbacks import PerfConfig
@@ -279,9 +278,9 @@ def with_gradients(model):
 @pytest.mark.parametrize("do", [generate, with_gradients])
 @pytest.mark.filterwarnings("ignore:.*generation flags.*")
 def test_work_of_callbacks_of_a_trainer_is_not_counted(tmp_path, do):
-    arguments = tiny.training_arguments(tmp_path, max_steps=4)
-    tiny.trainer(arguments, PerfCallback(), Doing(do), train_dataset=tiny.Tokens(32, mask=False)).train()
-    assert {*known(tmp_path)[2:]} == {truth(tiny.llama(), ids(4, 16))}
+    arguments = models.training_arguments(tmp_path, max_steps=4)
+    models.trainer(arguments, PerfCallback(), Doing(do), train_dataset=models.Tokens(32, mask=False)).train()
+    assert {*known(tmp_path)[2:]} == {truth(models.llama(), ids(4, 16))}
     assert not counts(tmp_path)[0].lower_bound
 
 
@@ -295,22 +294,22 @@ class Twice(Trainer):
 
 
 def test_a_second_loss_outside_the_forward_of_a_trainer_is_counted_in_full(tmp_path):
-    arguments = tiny.training_arguments(tmp_path, max_steps=4)
-    tiny.trainer(arguments, PerfCallback(), kind=Twice, train_dataset=tiny.Tokens(32, mask=False)).train()
+    arguments = models.training_arguments(tmp_path, max_steps=4)
+    models.trainer(arguments, PerfCallback(), kind=Twice, train_dataset=models.Tokens(32, mask=False)).train()
     (record,) = counts(tmp_path)
     assert (record.lower_bound, record.uncounted) == (False, {})
-    assert record.model_flops == pytest.approx(2 * truth(tiny.llama(), ids(4, 16)), rel=1e-3)
+    assert record.model_flops == pytest.approx(2 * truth(models.llama(), ids(4, 16)), rel=1e-3)
 
 
 def test_a_validation_of_a_trainer_in_each_step_leaves_the_count_as_it_is(tmp_path):
     """It runs in inference mode, whose end must not take dispatch keys away from the next tensor."""
-    kinds = tiny_lightning.tree()
+    kinds = lightning_kit.tree()
 
     class Makes(kinds.Callback):
         def on_train_batch_start(self, *_):
             torch.ones(2)
 
     often = {"val_check_interval": 1, "check_val_every_n_epoch": None}
-    trainer = tiny_lightning.trainer(tmp_path, Makes(), kinds.PerfCallback(), max_steps=4, **often)
-    trainer.fit(kinds.Automatic(), tiny_lightning.loader(), tiny_lightning.loader())
-    assert known(tmp_path)[1:] == [2 * (2 * 4 * tiny_lightning.WIDTH**2)] * 3
+    trainer = lightning_kit.trainer(tmp_path, Makes(), kinds.PerfCallback(), max_steps=4, **often)
+    trainer.fit(kinds.Automatic(), lightning_kit.loader(), lightning_kit.loader())
+    assert known(tmp_path)[1:] == [2 * (2 * 4 * lightning_kit.WIDTH**2)] * 3

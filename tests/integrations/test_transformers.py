@@ -6,13 +6,13 @@ import signal
 import sys
 from types import ModuleType
 
-import attempts
 import pytest
-import tiny
 import torch
-from attempts import numbers, opened, totals
-from launching import python
+from jobs import python
 from metric_keys import LOGGED, MAIN, ON_CPU, keys, needing, of_run
+from trainings import models, runs
+from trainings.runs import numbers, opened, totals
+from trainings.transformers_trainer import TransformersTraining
 from transformers import (
     PrinterCallback,
     ProgressCallback,
@@ -46,12 +46,28 @@ def rows(trainer, key):
     return [row for row in trainer.state.log_history if key in row]
 
 
+class Stop(TrainerCallback):
+    """Training ends after a step, as if it had been asked to."""
+
+    def __init__(self, step):
+        self.step = step
+
+    def on_step_end(self, args, state, control, **_):
+        control.should_training_stop = state.global_step >= self.step
+
+
+def attempt(directory, *, until, steps=12, **options):
+    """Train until a step, saving a checkpoint after every second step."""
+    options = {"rows": 40, "save": 2, "callbacks": [Stop(until)]} | options
+    return TransformersTraining(directory, steps=steps, **options).run().trainer
+
+
 def fit(directory, *callbacks, config=None, late=False, **arguments):
     """A fit with our callback, given at once or added later, and the output of the trainer."""
     ours = PerfCallback(config)
-    arguments = tiny.training_arguments(directory, **arguments)
-    data = {"train_dataset": tiny.Tokens(120), "eval_dataset": tiny.Tokens(4)}
-    trainer = tiny.trainer(arguments, *([] if late else [ours]), *callbacks, **data)
+    arguments = models.training_arguments(directory, **arguments)
+    data = {"train_dataset": models.Tokens(120), "eval_dataset": models.Tokens(4)}
+    trainer = models.trainer(arguments, *([] if late else [ours]), *callbacks, **data)
     if late:
         trainer.add_callback(ours)
     return ours, trainer, trainer.train()
@@ -68,7 +84,7 @@ def test_each_training_row_and_the_last_line_have_metrics_and_no_evaluation_has(
     assert perf(output.metrics).keys() == RUN
     assert output.metrics["perf/run/step_time"] == pytest.approx(ours.summary.step_time, rel=1e-5)
     assert {type(value) for row in (*training, *whole) for value in perf(row).values()} <= {int, float}
-    journal = [(row.step, row.metrics) for row in tiny.records(tmp_path, Row)]
+    journal = [(row.step, row.metrics) for row in runs.records(tmp_path, Row)]
     assert [step for step, _ in journal] == [4, 6, 6]
     for (_, metrics), row in zip(journal, training[1:], strict=False):
         assert perf(row).items() <= metrics.items()
@@ -117,23 +133,23 @@ class Stream(torch.utils.data.IterableDataset):
     """Rows without a length."""
 
     def __iter__(self):
-        return iter([tiny.Tokens(22, (16, 5))[index] for index in range(22)])
+        return iter([models.Tokens(22, (16, 5))[index] for index in range(22)])
 
 
 @pytest.mark.parametrize(
     ("rows", "arguments"),
     [
-        (tiny.Tokens(22, (16, 5, 9)), {"gradient_accumulation_steps": 4}),
-        (tiny.Tokens(22, mask=False), {"dataloader_drop_last": True}),
+        (models.Tokens(22, (16, 5, 9)), {"gradient_accumulation_steps": 4}),
+        (models.Tokens(22, mask=False), {"dataloader_drop_last": True}),
         (Stream(), {"gradient_accumulation_steps": 4}),
     ],
     ids=["padded, accumulated", "no mask, no ragged batch", "no length"],
 )
 def test_samples_and_tokens_are_as_the_model_saw_them(tmp_path, rows, arguments):
     ours, seen = PerfCallback(), Seen()
-    arguments = tiny.training_arguments(tmp_path, max_steps=7, logging_steps=7, **arguments)
-    tiny.trainer(arguments, ours, seen, train_dataset=rows, eval_dataset=tiny.Tokens(4)).train()
-    steps = tiny.steps(tmp_path)
+    arguments = models.training_arguments(tmp_path, max_steps=7, logging_steps=7, **arguments)
+    models.trainer(arguments, ours, seen, train_dataset=rows, eval_dataset=models.Tokens(4)).train()
+    steps = runs.steps(tmp_path)
     assert [step["step"] for step in steps] == [*seen.steps] == [1, 2, 3, 4, 5, 6, 7]
     assert [step["samples"] for step in steps] == seen.sums(0)
     assert [step["tokens"] for step in steps] == seen.sums(1)
@@ -154,8 +170,8 @@ def test_without_a_journal_metrics_are_logged_and_cards_fit_the_terminal(tmp_pat
 
 def test_the_journal_goes_where_the_configuration_says(tmp_path):
     config = PerfConfig(output_dir=str(tmp_path / "elsewhere"))
-    tiny.trainer(tiny.training_arguments(tmp_path / "here"), PerfCallback(config)).train()
-    assert len(tiny.steps(tmp_path / "elsewhere")) == 6
+    models.trainer(models.training_arguments(tmp_path / "here"), PerfCallback(config)).train()
+    assert len(runs.steps(tmp_path / "elsewhere")) == 6
     assert not (tmp_path / "here" / "perf_callbacks").exists()
 
 
@@ -165,11 +181,11 @@ def test_the_journal_goes_where_the_configuration_says(tmp_path):
 )
 def test_a_run_that_is_shorter_than_its_logging_has_its_averages(tmp_path, steps, logging_steps, measured):
     ours = PerfCallback()
-    arguments = tiny.training_arguments(tmp_path, max_steps=steps, logging_steps=logging_steps)
-    metrics = tiny.trainer(arguments, ours).train().metrics
+    arguments = models.training_arguments(tmp_path, max_steps=steps, logging_steps=logging_steps)
+    metrics = models.trainer(arguments, ours).train().metrics
     assert perf(metrics).keys() == (RUN if measured else set())
     assert (ours.summary.steps, ours.summary.included_steps) == (steps, max(steps - 2, 0))
-    assert [step["excluded"] for step in tiny.steps(tmp_path)] == ["first", "counted", None, None][:steps]
+    assert [step["excluded"] for step in runs.steps(tmp_path)] == ["first", "counted", None, None][:steps]
 
 
 def test_the_try_that_fits_into_memory_is_measured(tmp_path):
@@ -181,14 +197,14 @@ def test_the_try_that_fits_into_memory_is_measured(tmp_path):
             raise RuntimeError("CUDA out of memory.")
         return torch.utils.data.default_collate(items)
 
-    arguments = tiny.training_arguments(tmp_path, auto_find_batch_size=True, max_steps=5)
-    trainer = tiny.trainer(arguments, ours, data_collator=collate)
+    arguments = models.training_arguments(tmp_path, auto_find_batch_size=True, max_steps=5)
+    trainer = models.trainer(arguments, ours, data_collator=collate)
     metrics = trainer.train().metrics
     size = tried[-1]
     assert tried[0] == 4 > size
     assert perf(metrics).keys() == RUN
-    assert [step["samples"] for step in tiny.steps(tmp_path)] == [size] * 5
-    assert [row.failure for row in tiny.records(tmp_path, Summary, attempt=0)] == ["RuntimeError: CUDA out of memory."]
+    assert [step["samples"] for step in runs.steps(tmp_path)] == [size] * 5
+    assert [row.failure for row in runs.records(tmp_path, Summary, attempt=0)] == ["RuntimeError: CUDA out of memory."]
     assert (ours.summary.steps, ours.summary.total_samples, ours.summary.failure) == (5, 5 * size, None)
 
 
@@ -220,18 +236,18 @@ class SkippingByHand(Skipping):
 @pytest.mark.parametrize("accumulation", [1, 2])
 def test_a_batch_that_a_training_step_skips_has_no_samples(tmp_path, kind, accumulation):
     ours = PerfCallback(PerfConfig(gc="off"))
-    arguments = tiny.training_arguments(tmp_path, max_steps=12, gradient_accumulation_steps=accumulation)
-    trainer = tiny.trainer(arguments, ours, kind=kind, train_dataset=tiny.Tokens(4 * 12 * accumulation))
+    arguments = models.training_arguments(tmp_path, max_steps=12, gradient_accumulation_steps=accumulation)
+    trainer = models.trainer(arguments, ours, kind=kind, train_dataset=models.Tokens(4 * 12 * accumulation))
     before = torch.autograd.backward
     trainer.train()
     trained = [place % 3 != 0 for place in range(1, 12 * accumulation + 1)]
     steps = [sum(trained[first : first + accumulation]) for first in range(0, len(trained), accumulation)]
-    assert [step["samples"] for step in tiny.steps(tmp_path)] == [4 * batches for batches in steps]
+    assert [step["samples"] for step in runs.steps(tmp_path)] == [4 * batches for batches in steps]
     assert (ours.summary.samples, ours.summary.tokens) == (4 * sum(trained), 64 * sum(trained))
     assert torch.autograd.backward is before
     flops = {
         step["model_flops"] / batches
-        for step, batches in zip(tiny.steps(tmp_path), steps, strict=True)
+        for step, batches in zip(runs.steps(tmp_path), steps, strict=True)
         if step["model_flops"]
     }
     assert len(flops) == 1
@@ -261,8 +277,8 @@ class ZerothOrderByHand(Trainer):
 @pytest.mark.parametrize(("kind", "samples"), [(ZerothOrder, 24), (ZerothOrderByHand, None)])
 def test_a_training_without_any_backward_has_samples(tmp_path, kind, samples):
     ours = PerfCallback(PerfConfig(gc="off"))
-    arguments = tiny.training_arguments(tmp_path, max_steps=6)
-    tiny.trainer(arguments, ours, kind=kind, train_dataset=tiny.Tokens(24)).train()
+    arguments = models.training_arguments(tmp_path, max_steps=6)
+    models.trainer(arguments, ours, kind=kind, train_dataset=models.Tokens(24)).train()
     assert (ours.summary.steps, ours.summary.samples) == (6, samples)
 
 
@@ -280,10 +296,10 @@ class Renaming(Trainer):
 
 @pytest.mark.parametrize("counts_tokens", ["no", "all"])  # with "all", each log has `train_runtime`
 def test_a_training_row_needs_no_loss_of_that_name(tmp_path, counts_tokens):
-    data = {"train_dataset": tiny.Tokens(32), "eval_dataset": tiny.Tokens(4)}
+    data = {"train_dataset": models.Tokens(32), "eval_dataset": models.Tokens(4)}
     arguments = {"max_steps": 8, "include_num_input_tokens_seen": counts_tokens, "logging_steps": 2}
-    arguments = tiny.training_arguments(tmp_path, eval_strategy="steps", eval_steps=4, **arguments)
-    trainer = tiny.trainer(arguments, PerfCallback(), kind=Renaming, **data)
+    arguments = models.training_arguments(tmp_path, eval_strategy="steps", eval_steps=4, **arguments)
+    trainer = models.trainer(arguments, PerfCallback(), kind=Renaming, **data)
     trainer.train()
     shown = [(row["step"], perf(row).keys()) for row in trainer.state.log_history if perf(row)]
     assert shown == [(4, LOGGED), (6, LOGGED), (8, LOGGED), (8, RUN)]
@@ -298,7 +314,7 @@ class Scores(TrainerCallback):
 
 def test_a_log_may_have_names_that_are_no_text(tmp_path):
     scores, ours = Scores(), PerfCallback()
-    scores.trainer = tiny.trainer(tiny.training_arguments(tmp_path, max_steps=6), ours, scores)
+    scores.trainer = models.trainer(models.training_arguments(tmp_path, max_steps=6), ours, scores)
     scores.trainer.train()
     assert (ours.summary.steps, ours.summary.failure) == (6, None)
 
@@ -401,7 +417,7 @@ def test_the_table_of_a_notebook_has_the_loss_and_nothing_of_ours(tmp_path, monk
 
 def test_a_second_fit_of_the_same_trainer_is_a_run_of_its_own(tmp_path):
     ours = PerfCallback()
-    trainer = attempts.transformers(tmp_path, ours=ours, until=4)
+    trainer = attempt(tmp_path, ours=ours, until=4)
     trainer.train()
     runs = opened(tmp_path)
     assert numbers(tmp_path) == [(1, 0)] * 2
@@ -413,8 +429,8 @@ def test_a_second_fit_of_the_same_trainer_is_a_run_of_its_own(tmp_path):
 @RESUMES
 def test_the_same_trainer_resumes_as_another_would(tmp_path):
     ours = PerfCallback()
-    trainer = attempts.transformers(tmp_path, ours=ours, until=4)
-    trainer.remove_callback(attempts.Stop)
+    trainer = attempt(tmp_path, ours=ours, until=4)
+    trainer.remove_callback(Stop)
     trainer.train(resume_from_checkpoint=True)
     assert numbers(tmp_path) == [(1, 0), (2, 4)]
     assert totals(tmp_path) == [(16, 256), (48, 768)]
@@ -433,11 +449,11 @@ def state_of(checkpoint):
 @pytest.mark.filterwarnings("ignore:mtime may not be reliable")  # transformers 4, of checkpoints made within a second
 @pytest.mark.parametrize("restoring", [False, True], ids=["", "callbacks restored"])
 def test_a_resumed_run_ends_in_the_state_of_a_run_without_a_stop(tmp_path, restoring):
-    arguments = {"max_steps": 8, "save_total_limit": 2, "save_steps": 4}
-    attempts.transformers(tmp_path / "whole", until=8, **arguments)
-    attempts.transformers(tmp_path / "parts", until=4, **arguments)
+    arguments, often = {"save_total_limit": 2}, {"steps": 8, "save": 4}
+    attempt(tmp_path / "whole", until=8, arguments=arguments, **often)
+    attempt(tmp_path / "parts", until=4, arguments=arguments, **often)
     arguments["restore_callback_states_from_checkpoint"] = restoring
-    attempts.transformers(tmp_path / "parts", until=8, resume=4, **arguments)
+    attempt(tmp_path / "parts", until=8, resume=4, arguments=arguments, **often)
     whole, parts = [state_of(tmp_path / name / "checkpoint-8") for name in ("whole", "parts")]
     assert whole == parts
     assert "perf_callbacks" not in parts["stateful_callbacks"]
@@ -445,8 +461,8 @@ def test_a_resumed_run_ends_in_the_state_of_a_run_without_a_stop(tmp_path, resto
 
 
 def test_a_checkpoint_of_the_model_alone_has_counters(tmp_path):
-    attempts.transformers(tmp_path, until=4, save_only_model=True)
-    trainer = attempts.transformers(tmp_path, until=6, resume=4, save_only_model=True)
+    attempt(tmp_path, until=4, arguments={"save_only_model": True})
+    trainer = attempt(tmp_path, until=6, resume=4, arguments={"save_only_model": True})
     trainer.save_model(str(tmp_path / "model"))
     assert numbers(tmp_path) == [(1, 0), (2, 4)]
     assert not (tmp_path / "model" / "perf_callbacks.json").exists()
@@ -454,7 +470,7 @@ def test_a_checkpoint_of_the_model_alone_has_counters(tmp_path):
 
 KILLED = """
 import os, signal, sys
-import tiny
+from trainings import models
 from perf_callbacks.kernel.records import journal_file
 from perf_callbacks.transformers import PerfCallback
 from transformers import TrainerCallback
@@ -466,8 +482,8 @@ class Kill(TrainerCallback):
         if state.global_step == 5:
             os.kill(os.getpid(), signal.SIGKILL)
 
-arguments = tiny.training_arguments(sys.argv[1], max_steps=12, save_strategy="steps", save_steps=2)
-tiny.trainer(arguments, PerfCallback(), Kill(), train_dataset=tiny.Tokens(40)).train()
+arguments = models.training_arguments(sys.argv[1], max_steps=12, save_strategy="steps", save_steps=2)
+models.trainer(arguments, PerfCallback(), Kill(), train_dataset=models.Tokens(40)).train()
 """
 
 
@@ -475,25 +491,25 @@ tiny.trainer(arguments, PerfCallback(), Kill(), train_dataset=tiny.Tokens(40)).t
 def test_a_killed_run_goes_on_from_its_checkpoint(tmp_path):
     status, output = python("-c", KILLED, tmp_path)
     assert status == -signal.SIGKILL, output
-    attempts.transformers(tmp_path, until=8, resume=4)
+    attempt(tmp_path, until=8, resume=4)
     assert numbers(tmp_path) == [(1, 0), (2, 4)]
     assert len({run.run_id for run in opened(tmp_path)}) == 1
-    assert tiny.records(tmp_path, Summary, attempt=0) == []
-    assert [step["step"] for step in tiny.steps(tmp_path, attempt=0)] == [1, 2, 3, 4, 5], "beyond the checkpoint"
-    (summary,) = tiny.records(tmp_path, Summary)
+    assert runs.records(tmp_path, Summary, attempt=0) == []
+    assert [step["step"] for step in runs.steps(tmp_path, attempt=0)] == [1, 2, 3, 4, 5], "beyond the checkpoint"
+    (summary,) = runs.records(tmp_path, Summary)
     assert (summary.total_samples, summary.total_tokens) == (32, 512)
 
 
 TWO_RANKS = """
 import os, sys
-import tiny
+from trainings import models
 import torch
 from perf_callbacks import PerfConfig
 from perf_callbacks.transformers import PerfCallback
 
 for steps in (2, 4):
-    arguments = tiny.training_arguments(sys.argv[1], max_steps=steps, save_strategy="steps", save_steps=2)
-    trainer = tiny.trainer(arguments, PerfCallback(PerfConfig(flops="off")), train_dataset=tiny.Tokens(40))
+    arguments = models.training_arguments(sys.argv[1], max_steps=steps, save_strategy="steps", save_steps=2)
+    trainer = models.trainer(arguments, PerfCallback(PerfConfig(flops="off")), train_dataset=models.Tokens(40))
     trainer.train(resume_from_checkpoint=steps == 4)
 torch.distributed.barrier()
 os._exit(0)  # gloo's threads at times abort the interpreter's own way out
@@ -512,10 +528,10 @@ def test_two_ranks_that_resume_have_a_journal_each_and_log_rates_per_device(tmp_
     status, output = python(*launcher, script, tmp_path, ACCELERATE_USE_CPU="true")
     assert status == 0, output
     for rank in range(2):
-        (run,) = tiny.records(tmp_path, Run, rank=rank)
+        (run,) = runs.records(tmp_path, Run, rank=rank)
         assert (run.rank, run.world_size, run.attempt, run.step) == (rank, 2, 2, 2)
-        assert [step["samples"] for step in tiny.steps(tmp_path, rank=rank)] == [4, 4]
-    totals = [tiny.records(tmp_path, Summary, rank=rank)[0].total_samples for rank in range(2)]
+        assert [step["samples"] for step in runs.steps(tmp_path, rank=rank)] == [4, 4]
+    totals = [runs.records(tmp_path, Summary, rank=rank)[0].total_samples for rank in range(2)]
     assert totals == [16, None], "only rank 0 saves what it counted"
     saved = json.loads((tmp_path / "checkpoint-4" / "trainer_state.json").read_text())
     rates = {key for row in saved["log_history"] for key in row if key.startswith("perf/") and "_per_second" in key}

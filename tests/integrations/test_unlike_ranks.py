@@ -11,10 +11,10 @@ import pytest
 import torch
 import torch.distributed as dist
 from jobs import Job, rank as told
-from tiny import records
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from trainings.runs import records
 
 from perf_callbacks import PerfConfig
 from perf_callbacks.kernel.records.fit_records import Run, Summary

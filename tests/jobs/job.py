@@ -6,12 +6,12 @@ from pathlib import Path
 
 from jobs.processes import TESTS, free_port, rank_environ, start
 
-TORCH = ("pytest", "tiny", "torch._dynamo", "torch.distributed.fsdp", "torch.distributed.tensor.parallel")
+TORCH = ("pytest", "trainings.models", "torch._dynamo", "torch.distributed.fsdp", "torch.distributed.tensor.parallel")
 IMPORTS = {
     "loop": (*TORCH, "perf_callbacks.loop"),
-    "accelerate": ("torch._dynamo", "accelerated", "perf_callbacks.accelerate"),
-    "transformers": ("torch._dynamo", "tiny", "perf_callbacks.transformers"),
-    "lightning": ("torch._dynamo", "tiny_lightning", "lightning.pytorch", "perf_callbacks.lightning"),
+    "accelerate": ("torch._dynamo", "trainings.accelerated", "perf_callbacks.accelerate"),
+    "transformers": ("torch._dynamo", "trainings.models", "perf_callbacks.transformers"),
+    "lightning": ("torch._dynamo", "trainings.lightning_kit", "lightning.pytorch", "perf_callbacks.lightning"),
 }
 """What a process of each integration needs."""
 

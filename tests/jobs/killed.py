@@ -1,7 +1,6 @@
 """A training that a test kills, through an integration: slow in its dataset, and maybe held up in C for a while."""
 
 import ctypes
-import importlib
 import time
 from pathlib import Path
 
@@ -13,12 +12,6 @@ from perf_callbacks.kernel.records import fit_records
 
 HELD_SECONDS = 6
 """Seconds for which C code holds the GIL."""
-PLACES = {
-    "loop": "plain_loop",
-    "accelerate": "accelerate_loop",
-    "transformers": "transformers_trainer",
-    "lightning": "lightning_trainer",
-}
 
 
 def load(directory):
@@ -35,9 +28,9 @@ def main(door, directory, *, measured):
     torch.set_num_threads(1)
     summary_file.REPLACE_SECONDS, fit_records.ENOUGH_SECONDS = 2.0, 0.0
     directory = Path(directory)
-    kit = importlib.import_module(f"places.{PLACES[door]}")
-    quiet = {"steps": 10**5, "evaluate": False, "save": False, "measured": measured}
-    kit.Training(directory, "the dataset", lambda *_: load(directory), **quiet).run()
+    from trainings.doors import DOORS
+
+    DOORS[door](directory, "the dataset", lambda *_: load(directory), steps=10**5, measured=measured).run()
 
 
 if __name__ == "__main__":

@@ -177,11 +177,11 @@ def loop(plan, net, facts):
 
 
 def transformers(plan, net, facts):
-    import tiny
+    from trainings import models
 
     from perf_callbacks.transformers import PerfCallback
 
-    arguments = tiny.training_arguments(
+    arguments = models.training_arguments(
         plan.directory,
         max_steps=plan.steps,
         logging_steps=5,
@@ -189,15 +189,15 @@ def transformers(plan, net, facts):
         dataloader_num_workers=plan.workers,
     )
     options = {"model": net, "train_dataset": Texts(), "data_collator": padded}
-    trainer = tiny.trainer(arguments, PerfCallback(plan.config), **options)
+    trainer = models.trainer(arguments, PerfCallback(plan.config), **options)
     trainer.train()
     return trainer.state.log_history
 
 
 def lightning(plan, net, facts):
-    import tiny_lightning
+    from trainings import lightning_kit
 
-    kinds, rows = tiny_lightning.tree(), []
+    kinds, rows = lightning_kit.tree(), []
 
     class Logger(kinds.CSVLogger):
         def log_metrics(self, metrics, step=None):
@@ -216,14 +216,14 @@ def lightning(plan, net, facts):
 
     options = {"max_steps": plan.steps, "devices": 2, "strategy": "ddp", "log_every_n_steps": 5}
     logger = Logger(plan.directory)
-    trainer = tiny_lightning.trainer(plan.directory, kinds.PerfCallback(plan.config), logger=logger, **options)
+    trainer = lightning_kit.trainer(plan.directory, kinds.PerfCallback(plan.config), logger=logger, **options)
     trainer.fit(Module(), DataLoader(Texts(), batch_size=4, collate_fn=padded, num_workers=plan.workers))
     return rows
 
 
 def accelerate(plan, net, facts):
     from accelerate import Accelerator
-    from accelerated import Tracker
+    from trainings.accelerated import Tracker
 
     from perf_callbacks.accelerate import attach
 

@@ -2,7 +2,7 @@
 
 import re
 
-from tiny import records
+from trainings.runs import records
 
 from jobs.job import IMPORTS, Job
 from jobs.training import Plan, amounts

@@ -74,13 +74,13 @@ class Data:
     """As torch_geometric's graphs: they are called to go through their parts."""
 
     def __init__(self, **parts):
-        self.__dict__["_store"] = Storage(parts)
+        self.__dict__["contents"] = Storage(parts)
 
     def keys(self):
-        return list(self._store)
+        return list(self.contents)
 
     def __call__(self, *names):
-        return iter(self._store)
+        return iter(self.contents)
 
 
 @each_row("form", [Fields, Slots, Attrs, Plain, Named, SimpleNamespace])

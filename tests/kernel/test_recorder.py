@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from fakes import FakeClock
-from jobs import run
+from journals import descriptors
 
 from perf_callbacks import PerfConfig
 from perf_callbacks.integrations import methods

@@ -5,6 +5,7 @@ from array import array
 from dataclasses import replace
 
 import pytest
+from fakes import FakeRanks, Fit, a_run
 from jobs.parts import PART, combine
 
 from perf_callbacks.kernel.engine.resources import JOB_FIGURES, RESOURCES, by_rank, job_figures, packed

@@ -11,11 +11,11 @@ SLOW = pytest.mark.slow
 
 
 TRANSFORMERS = """
-import tiny
+from trainings import models
 def train(resume=None, callbacks=(), **arguments):
     arguments = {"max_steps": 10**5, "per_device_train_batch_size": 1, "logging_steps": 5} | arguments
-    arguments = tiny.training_arguments("out", **arguments)
-    tiny.trainer(arguments, *callbacks, eval_dataset=tiny.Tokens(2)).train(resume_from_checkpoint=resume)
+    arguments = models.training_arguments("out", **arguments)
+    models.trainer(arguments, *callbacks, eval_dataset=models.Tokens(2)).train(resume_from_checkpoint=resume)
 """
 
 

@@ -15,7 +15,7 @@ from perf_callbacks.kernel.records.codec import pack
 from perf_callbacks.kernel.records.profile_record import Profile
 from perf_callbacks.kernel.records.rank_records import Straggler
 from perf_callbacks.kernel.settings.resolution import resolve
-from perf_callbacks.profiles.observer import PER_TURN, WISH, ProfileWatch
+from perf_callbacks.profiles.observer import PER_TURN, PROPOSAL, ProfileWatch
 
 TIMES = {"span_seconds": 1.0, "busy_seconds": 1.0, "communication_seconds": 0.0, "exposed_communication_seconds": 0.0}
 CPU_PROFILE = pack(

@@ -68,7 +68,7 @@ class Program(nn.Module):
 @pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad")  # nested checkpoints
 @settings(max_examples=60)
 @given(parts, st.integers(1, 2))
-def test_shares_sum_to_the_whole_and_are_those_by_hand(part, batches):
+def test_shares_sum_to_the_whole_as_by_hand(part, batches):
     pool = nn.ModuleDict({f"layer_{number}": nn.Linear(WIDTH, WIDTH) for number in range(4)})
     program = Program([*pool.values()], *part)
     model = nn.ModuleDict({"pool": pool, "program": program})

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from perf_callbacks.kernel.units import DAY_SECONDS
 from perf_callbacks.ranks import node, private_directory
 from perf_callbacks.ranks.node import FileNotes, gathered
 
@@ -33,7 +34,7 @@ def test_a_directory_of_other_files_is_not_removed(tmp_path, monkeypatch):
     mine, left = [gathered(0, 8, (0, 8), many=4, job=(job, "1")).directory for job in ("mine", "left")]
     left.mkdir(mode=0o700)
     (left / "thesis.tex").touch()
-    os.utime(left, (time.time() - 2 * node.LEFT_SECONDS,) * 2)
+    os.utime(left, (time.time() - 2 * DAY_SECONDS,) * 2)
     node.remove_earlier(mine)
     assert files_of(left) == ["thesis.tex"]
 
@@ -113,7 +114,7 @@ def test_a_directory_left_a_day_ago_goes_with_the_next_job_of_this_user(tmp_path
         directory.mkdir(mode=0o700)
         (directory / "verdict").touch()
     for directory in (left, others):
-        os.utime(directory, (time.time() - 2 * node.LEFT_SECONDS,) * 2)
+        os.utime(directory, (time.time() - 2 * DAY_SECONDS,) * 2)
     node.remove_earlier(mine)
     assert sorted(tmp_path.iterdir()) == sorted([young, others])
 

@@ -9,7 +9,7 @@ from jobs.exchanges import LENGTH, ExchangeJob, Windows
 from rows import each_row
 
 from perf_callbacks.kernel.engine.windows import JobSettings
-from perf_callbacks.kernel.fit.place import Place
+from perf_callbacks.kernel.fit.location import FitLocation
 from perf_callbacks.kernel.settings.config import PerfConfig
 from perf_callbacks.ranks import exchange as ranks, store as board
 
@@ -67,7 +67,7 @@ def test_rank_0_may_say_that_nothing_is_exchanged():
 )
 def test_exchange_and_search_are_switched_apart(tmp_path, monkeypatch, changes, window, signals):
     monkeypatch.setattr(board, "default_store", dist.HashStore)
-    place = Place(integration="loop", directory=tmp_path, device=torch.device("cpu"), world_size=2)
+    place = FitLocation(integration="loop", directory=tmp_path, device=torch.device("cpu"), world_size=2)
     exchange = ranks.meet(place, PerfConfig(**changes))
     assert (exchange.window, exchange.signals) == (window, signals)
     exchange.close()

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from jobs.exchanges import ExchangeJob
 from rows import each_row
 
-from perf_callbacks.kernel.fit.place import Place
+from perf_callbacks.kernel.fit.location import FitLocation
 from perf_callbacks.kernel.settings.config import PerfConfig
 from perf_callbacks.ranks import exchange as ranks, leader, rounds, store as board
 
@@ -169,7 +169,9 @@ def test_more_ranks_than_files_may_be_open_exchange_nothing(served, tmp_path, mo
     opened = []
     monkeypatch.setattr(board, "connection", opened.append)
     for rank in range(2):
-        place = Place(integration="loop", directory=tmp_path, device=torch.device("cpu"), rank=rank, world_size=needed)
+        place = FitLocation(
+            integration="loop", directory=tmp_path, device=torch.device("cpu"), rank=rank, world_size=needed
+        )
         assert ranks.meet(place, PerfConfig()) is None
     assert opened == []
     limit = f"{allowed:,} open files are allowed and {needed:,} ranks would need {-(-needed * 8 // 3):,}"

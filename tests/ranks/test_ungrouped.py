@@ -148,9 +148,9 @@ PROGRAMS = {
 from jobs.rank import plan
 from transformers import Trainer, TrainingArguments
 from perf_callbacks.transformers import PerfCallback
-import tiny
+from trainings import models
 arguments = TrainingArguments(plan()["directory"], max_steps=3, report_to=[], save_strategy="no")
-Trainer(tiny.llama(), arguments, train_dataset=tiny.Tokens(64), callbacks=[PerfCallback()]).train()
+Trainer(models.llama(), arguments, train_dataset=models.Tokens(64), callbacks=[PerfCallback()]).train()
 """,
     "accelerate": """
 import torch

@@ -269,7 +269,7 @@ def test_thousands_of_parts_are_handled_in_slices_with_a_breath_in_between(monke
     job.step()
     assert job.latest == [job.whole(0), *[None] * 199]
     # 199 parts are read, 64 in each slice, one breath comes before the figures, and each round ends with one
-    assert breaths == [leader.BREATH_SECONDS] * 6
+    assert breaths == [leader.GIL_YIELD_SECONDS] * 6
     job.offer(1)
     job.step()
     assert job.latest == [job.whole(0)] * 200  # with the next part

@@ -15,9 +15,9 @@ import torch.distributed as dist
 from fakes import FakeClock
 from jobs import until
 from metric_keys import needing
-from tiny import records
 from torch import nn
 from torch._dynamo import compiled_autograd
+from trainings.runs import records
 
 from perf_callbacks import PerfConfig
 from perf_callbacks.kernel.engine.marks import Pause
@@ -25,7 +25,7 @@ from perf_callbacks.kernel.engine.observer import Observer
 from perf_callbacks.kernel.engine.stages import Stage
 from perf_callbacks.kernel.fit.location import FitLocation
 from perf_callbacks.kernel.fit.recorder import Recorder
-from perf_callbacks.kernel.fit.setup import Setup, Training
+from perf_callbacks.kernel.fit.training_objects import FitContext, TrainingObjects
 from perf_callbacks.kernel.process.patches import Patches
 from perf_callbacks.kernel.process.waits import WAITS
 from perf_callbacks.kernel.records.fit_records import Steps, Summary

@@ -206,6 +206,6 @@ def test_a_hundredth_of_a_thousand_ranks_may_be_silent():
     heard = {rank: signals[rank] for rank in signals if rank % 100 != 5}
     rests = []
     stragglers = Stragglers()
-    rows = stragglers.window(range(first, first + 20), heard, rest=lambda: rests.append(None))
+    rows = stragglers.window(range(first, first + 20), heard, yield_gil=lambda: rests.append(None))
     assert named(rows) == [(5, 77, "gc"), (12, 900, "host")]
     assert len(rests) > 20

@@ -195,6 +195,6 @@ def test_sets_of_many_ranks_are_found_in_short_slices(slow):
     times = noisy([1.4] * slow + [1.0] * (1024 - slow), steps=30)
     signals, rests, stragglers = a_job(times), [], Stragglers()
     for first in (1, 31):
-        stragglers.window(range(first, first + 30), signals, rest=lambda: rests.append(None))
+        stragglers.window(range(first, first + 30), signals, yield_gil=lambda: rests.append(None))
     assert [len(loss.ranks) for loss in stragglers.costliest(8)] == [slow]
     assert len(rests) > 2 * (30 + 1024 // 128)

@@ -54,7 +54,7 @@ def begin(recorder: Recorder, context: FitContext) -> "Counting | None":
     how = recorder.run.config["flops"]
     if context.model is None or how == "off":
         return None
-    counting = Counting(recorder, training.model, live=how == "count")
+    counting = Counting(recorder, context.model, live=how == "count")
     if recorder.run.door not in LOOPS:  # a plain loop has its own listener for gradients
         recorder.patches.add(partial(BACKWARDS.release, counting))
         BACKWARDS.join(counting)

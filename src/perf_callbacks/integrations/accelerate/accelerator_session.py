@@ -93,8 +93,8 @@ class AcceleratorSession:
         if self.watch is not None or not models or not optimizers:
             return
         self._take_over(optimizers[0])
-        place = by_meshes(place_of(self._accelerator(), self._carried), models[0])
-        place = replace(place, restore_seconds=self.restoring.take())
+        location = by_meshes(place_of(self._accelerator(), self._carried), models[0])
+        location = replace(location, restore_seconds=self.restoring.take())
         self._shown = False
         options = {"bucket_cap_mb": "DistributedDataParallelKwargs"}
         if self._accelerator().mixed_precision == "no":
@@ -209,8 +209,8 @@ class AcceleratorSession:
             self.close()
 
 
-def place_of(accelerator: Accelerator, carried: Mapping[str, Any] | None) -> Place:
-    return Place(
+def place_of(accelerator: Accelerator, carried: Mapping[str, Any] | None) -> FitLocation:
+    return FitLocation(
         integration="accelerate",
         directory=Path(accelerator.project_dir or "."),
         device=accelerator.device,

@@ -1,16 +1,11 @@
-"""Models and data small enough for any test, made on the spot: nothing is downloaded."""
-
-from dataclasses import asdict
-from pathlib import Path
+"""Models, data and a trainer small enough for any test, made on the spot: nothing is downloaded."""
 
 import torch
+from torch import nn
 from torch.utils.data import Dataset
 
-from perf_callbacks.kernel.records.codec import attempts
-from perf_callbacks.kernel.records.fit_records import Steps
-from perf_callbacks.kernel.records.journal_file import read
-
 VOCABULARY = 64
+WIDTH = 4
 
 
 def llama(**config):
@@ -77,22 +72,71 @@ def trainer(arguments, *callbacks, kind=None, **options):
     return (kind or Trainer)(**usual | {"args": arguments, "model": usual["model"] or llama()})
 
 
-def unwrapped(card):
-    """The lines of a card before they were broken at its width."""
-    return card.replace("\n    ", " ")
+class Numbers(Dataset):
+    """Rows of numbers, the same each time."""
+
+    def __init__(self, rows=24):
+        self.rows = rows
+
+    def __len__(self):
+        return self.rows
+
+    def __getitem__(self, index):
+        return torch.randn(WIDTH, generator=torch.Generator().manual_seed(index))
 
 
-def records(directory, kind, *, attempt=-1, rank=0):
-    """The records of one kind in one attempt of the journal that was written last; a logger may have one each time."""
-    journals = Path(directory).rglob(f"rank{rank}.jsonl")
-    journal = attempts(read(max(journals, key=lambda path: path.stat().st_mtime_ns)))
-    return [entry.record for entry in journal[attempt] if isinstance(entry.record, kind)]
+class Rows(Numbers):
+    """Each row calls a function with its place."""
+
+    def __init__(self, at, place, rows):
+        super().__init__(rows)
+        self.at, self.place = at, place
+
+    def __getitem__(self, index):
+        self.at(self.place)
+        return super().__getitem__(index)
 
 
-def steps(directory, **which):
-    """The steps in the journal of one attempt, each as a mapping."""
-    blocks = [
-        {name: column for name, column in asdict(block).items() if column}
-        for block in records(directory, Steps, **which)
-    ]
-    return [dict(zip(block, step, strict=True)) for block in blocks for step in zip(*block.values(), strict=True)]
+class Batches:
+    """An iterable of batches, which is no `DataLoader`."""
+
+    def __init__(self, at, batches):
+        self.at, self.batches = at, batches
+
+    def __iter__(self):
+        for seed in range(self.batches):
+            self.at("an iterable")
+            yield torch.rand(4, WIDTH, generator=torch.Generator().manual_seed(seed))
+
+
+class Model(nn.Module):
+    """A model that calls a function at its places."""
+
+    def __init__(self, at):
+        super().__init__()
+        self.linear, self.dropout, self.at = nn.Linear(WIDTH, WIDTH), nn.Dropout(), at
+        self.register_forward_pre_hook(lambda *_: None)
+        self.linear.weight.register_hook(lambda _: at("a gradient"))
+
+    def forward(self, inputs):
+        self.at("the model" if self.training else "the model in evaluation")
+        if self.training:
+            self.at("a collection")
+        return self.dropout(self.linear(inputs))
+
+
+class Optimizer(torch.optim.SGD):
+    """An optimizer that calls a function at its places."""
+
+    def __init__(self, model, at):
+        super().__init__(model.parameters(), lr=0.1)
+        self.at = at
+        self.register_step_post_hook(lambda *_: None)
+
+    def step(self, closure=None):
+        self.at("the optimizer")
+        return super().step(closure)
+
+    def zero_grad(self, set_to_none=True):  # noqa: FBT002 as in torch
+        self.at("zero_grad")
+        super().zero_grad(set_to_none)

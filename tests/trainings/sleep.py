@@ -1,7 +1,8 @@
 """A sleep of known length at a place, and the steps of the fit that sleeps."""
 
 import pytest
-from tiny import steps
+
+from trainings.runs import steps
 
 STAGES = ("data", "forward", "backward", "optimizer", "gc", "other")
 SLOW = (3, 5)
@@ -22,7 +23,8 @@ class Sleep:
 
 def fit(directory, training, place, sleep, **options):
     """The steps of a training that sleeps at a place. It neither evaluates nor saves unless options say so."""
-    sleep.training = training(directory, place, sleep, flops="off", **{"evaluate": None, "save": None} | options)
+    usual = training.EVERYWHERE | {"flops": "off", "evaluate": None, "save": None}
+    sleep.training = training(directory, place, sleep, **usual | options)
     sleep.training.run()
     return {step["step"]: step for step in steps(directory)}
 

@@ -2,8 +2,9 @@
 
 import torch
 from accelerate import Accelerator
-from tiny import Tokens, llama
 from torch.utils.data import DataLoader
+
+from trainings.models import Tokens, llama
 
 
 class Tracker:
@@ -62,6 +63,5 @@ def prepared(accelerator, training, validation=(), **options):
     return several if validation else (*several, ())
 
 
-def rows_of_tokens(rows, lengths=(16,), batch_size=2, **data):
-    options = {name: data.pop(name) for name in ("num_workers",) if name in data}
-    return DataLoader(Tokens(rows, lengths, **data), batch_size=batch_size, **options)
+def rows_of_tokens(rows, lengths=(16,), batch_size=2, num_workers=0, **data):
+    return DataLoader(Tokens(rows, lengths, **data), batch_size=batch_size, num_workers=num_workers)
