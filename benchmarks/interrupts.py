@@ -67,15 +67,12 @@ def state() -> dict[str, object]:
 
 def ways() -> dict[str, Callable[[Path], object]]:
     """Short fits through each of the integrations."""
-    import short_trainings
     from accelerate.state import AcceleratorState, GradientState, PartialState
     from accelerated import an_accelerator, prepared, rows_of_tokens, train
+    from trainings.doors import DOORS
 
     from perf_callbacks.accelerate import attach
     from perf_callbacks.loop import measure
-
-    def nothing(_step: int) -> None:
-        pass
 
     def accelerate(directory: Path) -> None:  # nobody tells of its end
         for kind in (AcceleratorState, GradientState, PartialState):
@@ -93,11 +90,11 @@ def ways() -> dict[str, Callable[[Path], object]]:
             optimizer.step()
 
     return {
-        "loop": lambda directory: short_trainings.loop(directory, nothing, steps=STEPS),
+        "loop": lambda directory: DOORS["loop"](directory, steps=STEPS).run(),
         "forgotten loop": forgotten,
         "accelerate": accelerate,
-        "transformers": lambda directory: short_trainings.trainer(directory, nothing, steps=STEPS),
-        "lightning": lambda directory: short_trainings.DOORS["lightning"](directory, nothing, steps=STEPS),
+        "transformers": lambda directory: DOORS["transformers"](directory, steps=STEPS).run(),
+        "lightning": lambda directory: DOORS["lightning"](directory, steps=STEPS).run(),
     }
 
 
@@ -135,8 +132,8 @@ def lengths(ways: dict[str, Callable[[Path], object]]) -> dict[str, float]:
 
 def raising(moments: int, seed: int, chosen: list[str] | None) -> None:
     """Raise within fits, and count the exceptions that are lost."""
-    import short_trainings
     from accelerate.state import AcceleratorState, GradientState, PartialState
+    from trainings.doors import DOORS
 
     places: list[list[str]] = []
 
@@ -148,7 +145,7 @@ def raising(moments: int, seed: int, chosen: list[str] | None) -> None:
     def fit(name: str, directory: Path) -> None:
         for kind in (AcceleratorState, GradientState, PartialState):
             kind._reset_state()  # noqa: SLF001 there is no public way
-        short_trainings.DOORS[name](directory, lambda _: None, steps=STEPS)
+        DOORS[name](directory, steps=STEPS).run()
 
     signal.signal(signal.SIGALRM, handle)
     sys.unraisablehook = lambda _: None

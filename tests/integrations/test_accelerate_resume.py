@@ -5,7 +5,7 @@ import tiny
 import torch
 from accelerate.utils import ProjectConfiguration
 from accelerated import an_accelerator, prepared, rows_of_tokens, train
-from attempts import accelerate, numbers, totals
+from trainings.runs import numbers, totals
 
 from perf_callbacks.accelerate import attach
 from perf_callbacks.kernel.records.fit_records import Summary
@@ -73,10 +73,11 @@ def test_a_load_that_fails_is_the_users_and_changes_nothing(tmp_path):
 
 
 def test_a_checkpoint_of_the_users_own_carries_the_counters_too(tmp_path):
-    first = accelerate(tmp_path, until=4)
-    torch.save(first.state(), tmp_path / "own.pt")
-    accelerator = an_accelerator(tmp_path)
-    with attach(accelerator, resume=torch.load(tmp_path / "own.pt", weights_only=True)):
-        train(accelerator, *prepared(accelerator, rows_of_tokens(8)))
+    own = tmp_path / "own.pt"
+    for resumes in (False, True):
+        accelerator = an_accelerator(tmp_path)
+        with attach(accelerator, resume=torch.load(own, weights_only=True) if resumes else None) as perf:
+            train(accelerator, *prepared(accelerator, rows_of_tokens(8)))
+        torch.save(perf.state(), own)
     assert numbers(tmp_path) == [(1, 0), (2, 4)]
-    assert totals(tmp_path)[-1] == (24, 384)
+    assert totals(tmp_path)[-1] == (16, 256)

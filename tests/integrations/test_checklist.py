@@ -8,9 +8,9 @@ import torch
 from collector import automatic as collects
 from faults import ERRORS
 from sampling import sampled
-from short_trainings import DOORS, STEPS, loop as through_loop
 from tiny import records
 from torch.utils.data import DataLoader, Dataset
+from trainings.doors import DOORS
 
 from perf_callbacks import PerfConfig
 from perf_callbacks.kernel.records.fit_records import Checklist, Gc
@@ -18,6 +18,8 @@ from perf_callbacks.loop import measure
 
 every_door = pytest.mark.parametrize("through", DOORS.values(), ids=DOORS)
 pytestmark = pytest.mark.usefixtures("accelerate_state")
+
+STEPS = 8
 
 
 @every_door
@@ -27,7 +29,7 @@ def test_ranks_collect_when_the_counter_says_so_and_not_otherwise(tmp_path, thro
     def after_step(step):
         automatic[step] = collects()
 
-    summary = through(tmp_path, after_step, gc_interval=3).summary
+    summary = through(tmp_path, after_step=after_step, gc_interval=3).run().summary
     assert automatic == {step: step < 2 for step in range(1, STEPS + 1)}
     assert collects()
     ours = [(pause.step, pause.generation) for pause in records(tmp_path, Gc) if 3 <= pause.step <= STEPS]
@@ -47,7 +49,7 @@ SWITCH_INTERVAL = [{"checklist": "off"}, {"skip": "gc"}, {"gc": "observe"}, {"gc
 @pytest.mark.parametrize(("through", "config"), sampled(DOORS, SWITCH_INTERVAL))
 def test_each_switch_leaves_the_collector_alone(tmp_path, through, config):
     automatic = []
-    through(tmp_path, lambda _: automatic.append(collects()), **config)
+    through(tmp_path, after_step=lambda _: automatic.append(collects()), **config).run()
     assert automatic == [True] * STEPS
     found = [row.status for row in records(tmp_path, Checklist) if row.item == "gc"]
     assert found == ([] if "checklist" in config else ["skipped"])
@@ -61,7 +63,7 @@ def test_however_it_ends_automatic_collection_is_back(tmp_path, through, error):
             raise error
 
     with pytest.raises((type(error), SystemExit)):  # Lightning exits after an interrupt
-        through(tmp_path, after_step)
+        through(tmp_path, after_step=after_step).run()
     assert collects()
 
 
@@ -69,7 +71,7 @@ def test_however_it_ends_automatic_collection_is_back(tmp_path, through, error):
 def test_who_manages_the_collector_by_themselves_is_left_alone(tmp_path, through):
     gc.disable()
     try:
-        through(tmp_path, lambda _: None, gc_interval=1)
+        through(tmp_path, gc_interval=1).run()
         assert not gc.isenabled()
     finally:
         gc.enable()
@@ -85,11 +87,11 @@ def test_a_fit_within_a_fit_leaves_the_outer_one_what_it_had(tmp_path, through, 
         automatic.append(collects())
         if step == 4:
             inner = []
-            other(tmp_path / "inner", lambda _: inner.append(collects()))
+            other(tmp_path / "inner", after_step=lambda _: inner.append(collects())).run()
             assert inner == [False] * STEPS  # first the outer one's doing, then its own
             assert not collects()  # it goes on as it was
 
-    through(tmp_path, after_step, gc_interval=1)
+    through(tmp_path, after_step=after_step, gc_interval=1).run()
     assert automatic == [True] + [False] * (STEPS - 1)
     assert collects()
 
@@ -97,7 +99,7 @@ def test_a_fit_within_a_fit_leaves_the_outer_one_what_it_had(tmp_path, through, 
 def test_objects_that_the_program_has_frozen_stay_frozen(tmp_path):
     """Tests run on frozen objects, except those that use `thawed`."""
     found = gc.get_freeze_count()
-    through_loop(tmp_path, lambda _: None, gc="freeze", gc_interval=5)
+    DOORS["loop"](tmp_path, gc="freeze", gc_interval=5).run()
     assert found == pytest.approx(gc.get_freeze_count(), rel=0.01)
     (row,) = [row for row in records(tmp_path, Checklist) if row.item == "gc"]
     assert (row.status, row.why.endswith(" are frozen")) == ("already so", True)
@@ -107,13 +109,15 @@ def test_objects_that_the_program_has_frozen_stay_frozen(tmp_path):
 def test_the_first_full_collection_freezes_for_as_long_as_the_fit_lasts(tmp_path):
     """What it takes is told apart: it is no collection of the program's, and part of no step."""
     frozen = []
-    after = through_loop(tmp_path, lambda _: frozen.append(gc.get_freeze_count() > 10_000), gc="freeze", gc_interval=5)
+    training = DOORS["loop"](
+        tmp_path, after_step=lambda _: frozen.append(gc.get_freeze_count() > 10_000), gc="freeze", gc_interval=5
+    ).run()
     assert frozen == [False] * 4 + [True] * (STEPS - 4)
     assert gc.get_freeze_count() < 1000
     (startup,) = [pause for pause in records(tmp_path, Gc) if pause.ours == "startup"]
     assert (startup.step, startup.stage, startup.generation) == (5, "aside", 2)
-    assert after.summary.gc.startup_seconds == pytest.approx(startup.seconds)
-    assert after.summary.gc.collections[2] == 0
+    assert training.summary.gc.startup_seconds == pytest.approx(startup.seconds)
+    assert training.summary.gc.collections[2] == 0
 
 
 class Answers(Dataset):

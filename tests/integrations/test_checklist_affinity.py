@@ -6,9 +6,9 @@ import pytest
 import torch
 from faults import ERRORS
 from sampling import sampled
-from short_trainings import DOORS, STEPS
 from tiny import records
 from torch.utils.data import DataLoader, Dataset
+from trainings.doors import DOORS
 
 from perf_callbacks import PerfConfig
 from perf_callbacks.kernel.process import topology
@@ -25,6 +25,7 @@ pytestmark = [
     pytest.mark.usefixtures("accelerate_state", "two_nodes"),
     pytest.mark.skipif(len(ALL) < 2, reason="there is one CPU, so there is nothing to choose"),
 ]
+STEPS = 8
 every_door = pytest.mark.parametrize("through", DOORS.values(), ids=DOORS)
 
 
@@ -43,7 +44,7 @@ def masks():
 @every_door
 def test_a_rank_runs_on_its_node_while_a_fit_lasts(tmp_path, through):
     seen = []
-    summary = through(tmp_path, lambda _: seen.append(masks()), affinity="node").summary
+    summary = through(tmp_path, after_step=lambda _: seen.append(masks()), affinity="node").run().summary
     assert seen == [{OWN}] * STEPS
     assert masks() == {ALL}
     (row,) = [row for row in records(tmp_path, Checklist) if row.item == "affinity"]
@@ -60,7 +61,7 @@ def test_however_it_ends_the_masks_are_back(tmp_path, through, error):
             raise error
 
     with pytest.raises((type(error), SystemExit)):  # Lightning exits after an interrupt
-        through(tmp_path, after_step, affinity="node")
+        through(tmp_path, after_step=after_step, affinity="node").run()
     assert masks() == {ALL}
 
 
@@ -71,9 +72,9 @@ def test_a_fit_within_a_fit_leaves_the_outer_one_what_it_had(tmp_path, through, 
     def after_step(step):
         seen.append(masks())
         if step == 4:
-            other(tmp_path / "inner", lambda _: seen.append(masks()), affinity="node")
+            other(tmp_path / "inner", after_step=lambda _: seen.append(masks()), affinity="node").run()
 
-    through(tmp_path, after_step, affinity="node")
+    through(tmp_path, after_step=after_step, affinity="node").run()
     assert seen == [{OWN}] * 2 * STEPS
     assert masks() == {ALL}
 
@@ -84,7 +85,7 @@ SWITCH_INTERVAL = [{"checklist": "off"}, {"skip": "affinity"}, {"affinity": "off
 @pytest.mark.parametrize(("through", "config"), sampled(DOORS, SWITCH_INTERVAL))
 def test_each_switch_leaves_the_masks_alone(tmp_path, through, config):
     seen = []
-    through(tmp_path, lambda _: seen.append(masks()), **{"affinity": "node", **config})
+    through(tmp_path, after_step=lambda _: seen.append(masks()), **{"affinity": "node", **config}).run()
     assert seen in ([{ALL}] * STEPS, [])
 
 

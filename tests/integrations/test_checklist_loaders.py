@@ -12,9 +12,10 @@ import torch
 from accelerated import an_accelerator, prepared, rows_of_tokens, train
 from faults import ERRORS
 from sampling import sampled
-from short_trainings import DOORS
 from tiny import Tokens, llama, records
 from torch.utils.data import DataLoader
+from trainings import transformers_trainer
+from trainings.doors import DOORS
 
 from perf_callbacks import PerfConfig
 from perf_callbacks.accelerate import attach
@@ -142,12 +143,12 @@ def test_however_it_ends_copies_are_as_found(tmp_path, monkeypatch, copies, thro
             assert set(copies) == {True}
             raise error
 
-    monkeypatch.setattr(tiny, "training_arguments", pinning)
+    monkeypatch.setattr(transformers_trainer, "training_arguments", pinning)
     with pytest.raises(type(error)):
-        through(tmp_path / "ours", after_step)
+        through(tmp_path / "ours", after_step=after_step).run()
     assert accelerate.data_loader.send_to_device is send
     copies.clear()
-    through(tmp_path / "off", lambda _: None, checklist="off")
+    through(tmp_path / "off", checklist="off").run()
     assert set(copies) <= {False}
 
 

@@ -9,9 +9,11 @@ from counted import counts, left_behind
 from faults import ERRORS, Fault, break_clock, ended, faults, shared, warnings
 from forked import run
 from jobs import IMPORTS
-from places import accelerate_loop, lightning_trainer, plain_loop, transformers_trainer
 from sampling import crossed, half_slow, of_the_day, sampled
 from tiny import records, steps
+from trainings.doors import INTEGRATIONS
+from trainings.lightning_trainer import LightningTraining
+from trainings.training import collect
 
 from perf_callbacks.kernel.failures import describe
 from perf_callbacks.kernel.records.fit_records import Summary
@@ -21,12 +23,6 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::RuntimeWarning", "ignore:Detected KeyboardInterrupt"),
 ]
 
-TRAININGS = {
-    "transformers": transformers_trainer.Training,
-    "lightning": lightning_trainer.Training,
-    "accelerate": accelerate_loop.Training,
-    "loop": plain_loop.Training,
-}
 COUNTED = 2
 """The step whose FLOPs the callback counts."""
 
@@ -54,7 +50,7 @@ def fit(directory, kind, place, error, step=3, **options):
     """A training that raises at a place."""
     early = kind.PLACES[place].when.startswith("before")
     act = Raise(error, 0 if early else step)
-    act.training = kind(directory, place, act, **options)
+    act.training = kind(directory, place, act, **kind.EVERYWHERE | {"after_step": collect} | options)
     return act.training, act
 
 
@@ -68,7 +64,7 @@ def raised(training, error):
     """The class of the error that leaves the training."""
     if getattr(training, "loud", False):
         return ValueError
-    interrupted = isinstance(training, lightning_trainer.Training) and isinstance(error, KeyboardInterrupt)
+    interrupted = isinstance(training, LightningTraining) and isinstance(error, KeyboardInterrupt)
     return SystemExit if interrupted else type(error)
 
 
@@ -85,7 +81,7 @@ def in_turn(places):
     """Places of all integrations; the ways to train and the errors take turns."""
     return [
         pytest.param(kind, *case.values, id=f"{integration}-{case.id}")
-        for integration, kind in TRAININGS.items()
+        for integration, kind in INTEGRATIONS.items()
         for case in sampled(places(kind), kind.WAYS, ERRORS)
     ]
 
@@ -138,12 +134,12 @@ FORWARD = {"transformers": "compute_loss", "lightning": "training_step", "accele
 
 
 @pytest.mark.parametrize("switch", ["1", "0"])
-@pytest.mark.parametrize("integration", TRAININGS)
+@pytest.mark.parametrize("integration", INTEGRATIONS)
 def test_an_error_without_a_message_reaches_the_program(tmp_path, monkeypatch, integration, switch):
     monkeypatch.setenv("PERF_CALLBACKS", switch)
     for number, wrong in enumerate(HOSTILE):
         error, same = Hostile(wrong), False
-        training, _ = fit(tmp_path / str(number), TRAININGS[integration], FORWARD[integration], error)
+        training, _ = fit(tmp_path / str(number), INTEGRATIONS[integration], FORWARD[integration], error)
         try:
             training.run()
         except BaseException as caught:  # noqa: BLE001 pytest's own `raises` can't show such an error
@@ -179,9 +175,8 @@ def undisturbed(tmp_path_factory):
 
     @functools.cache
     def outcome(integration):
-        training = TRAININGS[integration](tmp_path_factory.mktemp(integration), measured=False)
-        training.run()
-        return training.outcome
+        kind, directory = INTEGRATIONS[integration], tmp_path_factory.mktemp(integration)
+        return kind(directory, measured=False, after_step=collect, **kind.EVERYWHERE).run().outcome
 
     return outcome
 
@@ -192,14 +187,15 @@ OPTIONS = {"accelerate": {"prepared": "inside", "way": "end_training"}}
 
 def assert_unchanged(directory, integration, outcome):
     """Train with the callback: the outcome is the same to the last bit, and the world is as it was."""
-    training = TRAININGS[integration](directory, **OPTIONS.get(integration, {}))
+    kind = INTEGRATIONS[integration]
+    training = kind(directory, after_step=collect, **kind.EVERYWHERE | OPTIONS.get(integration, {}))
     training.run()
     assert training.outcome == outcome
     assert training.world() == training.before
     return training
 
 
-@pytest.mark.parametrize("integration", TRAININGS)
+@pytest.mark.parametrize("integration", INTEGRATIONS)
 def test_measuring_changes_no_bit_of_a_training(tmp_path, caplog, undisturbed, integration):
     training = assert_unchanged(tmp_path, integration, undisturbed(integration))
     assert training.summary.step == training.steps
@@ -292,7 +288,7 @@ def test_a_fault_costs_one_warning_and_nothing_else(  # noqa: PLR0917 crossed
     assert ["a bug of ours" in text for text in warnings(caplog)] == [True]
 
 
-@pytest.mark.parametrize(("reading", "integration"), crossed([*range(16), 21, 34, 55], [*TRAININGS]))
+@pytest.mark.parametrize(("reading", "integration"), crossed([*range(16), 21, 34, 55], [*INTEGRATIONS]))
 def test_a_clock_that_fails_costs_one_warning_and_nothing_else(  # noqa: PLR0917 crossed
     tmp_path, monkeypatch, caplog, undisturbed, reading, integration
 ):

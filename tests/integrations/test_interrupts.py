@@ -12,8 +12,8 @@ from inspect import CO_GENERATOR
 from pathlib import Path
 
 import pytest
-import short_trainings
 from collector import automatic
+from trainings.doors import DOORS
 from transformers import Trainer
 
 import perf_callbacks
@@ -86,12 +86,12 @@ def profiled(way, directory, interrupt):
 
     sys.setprofile(interrupt)
     try:
-        short_trainings.DOORS[way](directory, after_step, steps=STEPS + 1)
+        DOORS[way](directory, after_step=after_step, steps=STEPS + 1).run()
     finally:
         sys.setprofile(None)
 
 
-WAYS = [way for way in short_trainings.DOORS if way != "pytorch_lightning"]
+WAYS = [way for way in DOORS if way != "pytorch_lightning"]
 
 
 @pytest.mark.parametrize("way", WAYS)

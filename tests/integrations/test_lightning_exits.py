@@ -2,8 +2,8 @@
 
 import pytest
 import tiny_lightning
-from places.lightning_trainer import Training
 from tiny import records
+from trainings.lightning_trainer import LightningTraining
 
 from perf_callbacks.kernel.records.fit_records import Summary
 
@@ -20,7 +20,7 @@ class Raise:
 
 def fit(directory, **options):
     act = Raise()
-    act.training = Training(directory, "training_step", act, **options)
+    act.training = LightningTraining(directory, "training_step", act, **LightningTraining.EVERYWHERE | options)
     return act.training, act
 
 

@@ -4,9 +4,16 @@ import pytest
 import tiny
 import tiny_lightning
 import torch
-from attempts import lightning as fit, numbers, opened, saved, totals
+from trainings.lightning_trainer import LightningTraining
+from trainings.runs import numbers, opened, totals
 
 from perf_callbacks import PerfConfig
+
+
+def fit(directory, *, until, **options):
+    """Train until a step, saving a checkpoint after every second step."""
+    return LightningTraining(directory, steps=until, save=2, **options).run().trainer
+
 
 BOTH = pytest.mark.parametrize("of", tiny_lightning.FRAMEWORKS)
 
@@ -21,10 +28,9 @@ pytestmark = pytest.mark.filterwarnings(
 
 def test_rows_of_a_resumed_run_stand_at_the_step_of_the_loss(tmp_path):
     kinds, config = tiny_lightning.tree(), PerfConfig(flops="off")
-    options = {"accumulate_grad_batches": 2}
-    fit(tmp_path, ours=kinds.PerfCallback(config), until=4, **options)
-    options["logger"] = kinds.CSVLogger(tmp_path / "resumed")
-    fit(tmp_path, ours=kinds.PerfCallback(config), until=8, resume=4, **options)
+    fit(tmp_path, ours=kinds.PerfCallback(config), until=4, accumulate=2)
+    logging = {"logger": kinds.CSVLogger(tmp_path / "resumed")}
+    fit(tmp_path, ours=kinds.PerfCallback(config), until=8, resume=4, accumulate=2, trainer=logging)
     lines = tiny_lightning.logged(tmp_path)
     assert [line["step"] for line in lines if "loss" in line] == [4, 5, 6, 7]
     assert [line["step"] for line in lines if "perf/step_time" in line] == [5, 7]  # a checkpoint fell in the other one
@@ -32,8 +38,8 @@ def test_rows_of_a_resumed_run_stand_at_the_step_of_the_loss(tmp_path):
 
 def test_a_checkpoint_holds_plain_values_under_a_key_of_its_own(tmp_path):
     ours = tiny_lightning.tree().PerfCallback()
-    fit(tmp_path, tiny_lightning.tree().PerfCallback(), ours=ours, until=2)
-    checkpoint = torch.load(saved(tmp_path, 2), weights_only=True)
+    fit(tmp_path, callbacks=[tiny_lightning.tree().PerfCallback()], ours=ours, until=2)
+    checkpoint = torch.load(tmp_path / "checkpoint-2.ckpt", weights_only=True)
     ours_saved = checkpoint["perf_callbacks"]
     times = {"started_unix", "first_unix", "elapsed_seconds", "productive_seconds"}
     assert all(type(ours_saved.pop(name)) is float for name in times)
@@ -63,7 +69,7 @@ def test_a_checkpoint_loaded_to_validate_it_changes_nothing(tmp_path):
     ours = tiny_lightning.tree().PerfCallback()
     trainer = fit(tmp_path, ours=ours, until=4)
     before = ours.summary
-    trainer.validate(ckpt_path=saved(tmp_path, 2), dataloaders=tiny_lightning.loader(), verbose=False)
+    trainer.validate(ckpt_path=tmp_path / "checkpoint-2.ckpt", dataloaders=tiny_lightning.loader(), verbose=False)
     assert ours.summary == before
 
 
@@ -118,6 +124,7 @@ def test_a_checkpoint_before_the_first_step_has_the_loaded_counters(tmp_path):
             trainer.save_checkpoint(tmp_path / "trial.ckpt")
 
     fit(tmp_path, until=4)
-    fit(tmp_path, Trying(), until=8, resume=4)
-    loaded, tried = [torch.load(path, weights_only=True) for path in (saved(tmp_path, 4), tmp_path / "trial.ckpt")]
+    fit(tmp_path, callbacks=[Trying()], until=8, resume=4)
+    paths = tmp_path / "checkpoint-4.ckpt", tmp_path / "trial.ckpt"
+    loaded, tried = [torch.load(path, weights_only=True) for path in paths]
     assert tried["perf_callbacks"] == loaded["perf_callbacks"]

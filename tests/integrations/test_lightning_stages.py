@@ -3,10 +3,9 @@
 import pytest
 import tiny_lightning
 import torch
-from places import lightning_trainer
-from places.lightning_trainer import Training
-from places.sleep import SLOW, Sleep
 from tiny import steps
+from trainings.lightning_trainer import LightningTraining, item
+from trainings.sleep import SLOW, Sleep
 
 
 @pytest.fixture
@@ -25,7 +24,7 @@ class PlainIterator:
 
 
 def fit(directory, sleep, change):
-    training = sleep.training = Training(directory, None, steps=7, evaluate=None, save=None, flops="off")
+    training = sleep.training = LightningTraining(directory, steps=7, accumulate=2, flops="off")
     change(training)
     training.run()
     return {step["step"]: step for step in steps(directory)}
@@ -35,7 +34,7 @@ def test_the_wait_for_an_iterator_is_data(tmp_path, sleep):
     """Lightning fetches one batch ahead: the step before waits for a slow row."""
 
     def change(training):
-        lightning_trainer.item(training, sleep)
+        item(training, sleep)
         training.loader = PlainIterator(training.loader)
 
     found = fit(tmp_path, sleep, change)

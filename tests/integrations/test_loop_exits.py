@@ -5,8 +5,8 @@ from contextlib import nullcontext
 import pytest
 import torch
 from faults import Fault, ended
-from places.plain_loop import Training
 from tiny import steps
+from trainings.plain_loop import LoopTraining
 
 from perf_callbacks import PerfConfig
 from perf_callbacks.loop import measure
@@ -18,7 +18,7 @@ def test_nested_blocks_restore_their_own_changes(tmp_path, error):
         if error and inner.step == 3:
             raise error
 
-    outer, inner = Training(tmp_path / "outer"), Training(tmp_path / "inner", "the model", act)
+    outer, inner = LoopTraining(tmp_path / "outer"), LoopTraining(tmp_path / "inner", "the model", act)
     nothing = outer.world(), inner.world()
     with measure(**outer.objects, config=outer.config):
         between = outer.world()
@@ -36,30 +36,30 @@ def config(directory):
 
 
 def test_a_loop_may_be_left_early_and_taken_up_again(tmp_path):
-    mine = Training(tmp_path).objects
+    mine = LoopTraining(tmp_path).objects
     with measure(**mine, config=config(tmp_path)) as perf:
         for _ in range(2):
             for inputs in perf.loader:
                 mine["model"](inputs).mean().backward()
                 mine["optimizer"].step()
                 break
-    assert [(step["step"], step["samples"]) for step in steps(tmp_path)] == [(1, 2), (2, 2)]
+    assert [(step["step"], step["samples"]) for step in steps(tmp_path)] == [(1, 4), (2, 4)]
 
 
 @pytest.mark.parametrize("place", ["the dataset", "an iterable"])
 def test_an_iterator_that_outlives_the_block_goes_on(tmp_path, place):
-    training = Training(tmp_path, place)
+    training = LoopTraining(tmp_path, place)
     before = training.world()
     with measure(**training.objects, config=config(tmp_path)) as perf:
         iterator = iter(perf.loader)
         next(iterator)
-    assert len(list(iterator)) == 11
+    assert len(list(iterator)) == 7
     assert training.world() == before
     assert perf.summary.failure is None
 
 
 def test_a_patch_of_the_user_on_top_of_the_callback_stays(tmp_path):
-    mine, theirs = Training(tmp_path).objects, []
+    mine, theirs = LoopTraining(tmp_path).objects, []
     with measure(**mine, config=config(tmp_path)):
         ours = mine["optimizer"].zero_grad
         mine["optimizer"].zero_grad = lambda: theirs.append(ours())
@@ -72,8 +72,8 @@ def test_a_patch_of_the_user_on_top_of_the_callback_stays(tmp_path):
 
 @pytest.mark.parametrize("after", [1, 3])
 def test_a_fault_is_the_failure_in_the_summary(tmp_path, monkeypatch, after):
-    training = Training(tmp_path)
-    Fault(monkeypatch, "kernel.batches.reader.BatchReader.read", 2 * after)
+    training = LoopTraining(tmp_path)
+    Fault(monkeypatch, "kernel.batches.reader.BatchReader.read", after)
     training.run()
     assert ended(tmp_path) == training.summary
     assert (training.summary.steps, training.summary.failure) == (after, "RuntimeError: a bug of ours")

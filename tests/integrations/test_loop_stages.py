@@ -9,11 +9,12 @@ from io import BytesIO
 
 import pytest
 import torch
-from places.plain_loop import Model, Optimizer, Training
-from places.sleep import Sleep, assert_in_stage, fit
 from tiny import records, steps as steps_of
 from torch import nn
 from torch.utils.checkpoint import checkpoint
+from trainings.models import Model, Optimizer
+from trainings.plain_loop import LoopTraining
+from trainings.sleep import Sleep, assert_in_stage, fit
 
 from perf_callbacks import PerfConfig
 from perf_callbacks.kernel.records.fit_records import Span
@@ -27,7 +28,7 @@ def sleep(clock):
 
 def assert_slept_in(stage, directory, sleep, place, **options):
     """Train a loop that sleeps at a place, and expect each sleep in one stage."""
-    assert_in_stage(stage, fit(directory, Training, place, sleep, steps=7, **options), sleep)
+    assert_in_stage(stage, fit(directory, LoopTraining, place, sleep, steps=7, **options), sleep)
 
 
 class Recomputed(Model):
@@ -110,8 +111,8 @@ class Closed(Optimizer):
 
 
 def test_the_work_after_the_closure_of_an_optimizer_is_optimizer(tmp_path, sleep):
-    training = sleep.training = Training(tmp_path, "the optimizer", sleep)
-    model = training.objects["model"]
+    training = sleep.training = LoopTraining(tmp_path, "the optimizer", sleep)
+    model = training.model
     optimizer, batches = Closed(model, training.at), [torch.ones(2, 4)] * 7
     config = PerfConfig(output_dir=str(tmp_path), flops="off")
     with measure(model=model, optimizer=optimizer, loader=batches, config=config) as perf:
@@ -157,8 +158,8 @@ def test_a_copy_of_the_model_is_not_the_model(tmp_path, monkeypatch, sleep, dupl
 
     monkeypatch.setattr(Traceable, "forward", slow)
 
-    def average(_perf, model):
-        other = duplicate(model)
+    def average(_step):
+        other = duplicate(sleep.training.model)
         other.copied = True
         other.train(context is nullcontext)
         with context():
@@ -204,11 +205,11 @@ def test_another_thread_does_not_disturb_the_stages(tmp_path, sleep, work, same)
 
 
 def test_an_evaluation_at_the_end_has_a_span(tmp_path, sleep):
-    def evaluate_last(_perf, model):
-        if sleep.training.step == 8:
-            predict(model.eval())
+    def evaluate_last(step):
+        if step == 7:
+            predict(sleep.training.model.eval())
 
-    fit(tmp_path, Training, None, sleep, steps=7, after_step=evaluate_last)
+    fit(tmp_path, LoopTraining, None, sleep, steps=7, after_step=evaluate_last)
     (span,) = records(tmp_path, Span)
     assert (span.kind, span.step) == ("evaluation", 7)
 

@@ -5,9 +5,9 @@ import time
 from pathlib import Path
 
 import pytest
-import short_trainings
 import torch
 from torch.overrides import TorchFunctionMode
+from trainings.doors import DOORS
 
 import perf_callbacks
 from perf_callbacks import PerfConfig
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.usefixtures("accelerate_state")
 OURS = str(Path(perf_callbacks.__file__).parent)
 
 
-@pytest.mark.parametrize("way", short_trainings.DOORS)
+@pytest.mark.parametrize("way", DOORS)
 def test_a_mocked_clock_is_never_read_by_us(tmp_path, monkeypatch, way):
     readers = set()
 
@@ -31,7 +31,7 @@ def test_a_mocked_clock_is_never_read_by_us(tmp_path, monkeypatch, way):
 
     for name in ("perf_counter", "monotonic", "sleep", "time"):
         monkeypatch.setattr(time, name, mocked(getattr(time, name)))
-    short_trainings.DOORS[way](tmp_path, lambda _: None, steps=4, every=2, report=True)
+    DOORS[way](tmp_path, steps=4, evaluate=2, save=2, report=True).run()
     assert [reader for reader in readers if reader.startswith(OURS)] == []
 
 

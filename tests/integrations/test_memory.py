@@ -10,10 +10,10 @@ import torch
 from fake_watchdog import FakeWatchdog
 from metric_keys import needing
 from nvml_stub import INSTANCE, load, uuid
-from short_trainings import DOORS
 from torch import nn
 from torch.optim import optimizer as optimizers
 from torch.utils.checkpoint import checkpoint
+from trainings.doors import DOORS
 
 from perf_callbacks import PerfConfig
 from perf_callbacks.journal import Memory, Use
@@ -388,7 +388,7 @@ def ticks(monkeypatch):
 
 @pytest.mark.parametrize("door", DOORS)
 def test_every_integration_notes_use_and_parts(tmp_path, ticks, door):
-    done = DOORS[door](tmp_path, lambda _: ticks.pass_seconds(10))
+    done = DOORS[door](tmp_path, after_step=lambda _: ticks.pass_seconds(10)).run()
     uses, parts = recorded(tmp_path, Use), recorded(tmp_path, Memory)
     assert len(uses) == 8
     assert all(use.resident_gb > 0 for use in uses)
@@ -412,7 +412,7 @@ def test_load_and_reads_are_those_since_the_last_record(tmp_path, ticks, monkeyp
         for place in range(9)
     ]
     used(monkeypatch, readings)
-    DOORS["loop"](tmp_path, lambda _: ticks.pass_seconds(10))
+    DOORS["loop"](tmp_path, after_step=lambda _: ticks.pass_seconds(10)).run()
     uses = recorded(tmp_path, Use)
     assert [(use.cpu_load, use.read_mb) for use in uses] == [(None, None), *[(0.5, 1.0)] * 7]
     (watch,) = [one for one in ticks.watched if isinstance(one, memory.MemoryWatch)]
@@ -422,14 +422,14 @@ def test_load_and_reads_are_those_since_the_last_record(tmp_path, ticks, monkeyp
 
 def test_where_nothing_is_known_nothing_is_written(tmp_path, ticks, monkeypatch):
     monkeypatch.setattr(memory.processes, "read", lambda: None)
-    done = DOORS["loop"](tmp_path, lambda _: ticks.pass_seconds(10))
+    done = DOORS["loop"](tmp_path, after_step=lambda _: ticks.pass_seconds(10)).run()
     assert recorded(tmp_path, Use) == []
     assert done.summary.memory.resident_gb_per_hour is None
 
 
 def test_an_error_in_the_watch_ends_no_measuring(tmp_path, ticks, monkeypatch):
     monkeypatch.setattr(memory, "StepMemory", lambda *_: 1 / 0)
-    done = DOORS["loop"](tmp_path, lambda _: None)
+    done = DOORS["loop"](tmp_path).run()
     assert done.summary.failure is None
     assert recorded(tmp_path, Memory) == []
 

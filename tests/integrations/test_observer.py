@@ -1,7 +1,7 @@
 """The session of every integration: one list of observers, each of which hears of all fits."""
 
 import pytest
-from short_trainings import DOORS
+from trainings.doors import DOORS
 
 from perf_callbacks import session
 from perf_callbacks.kernel.engine.observer import Observer
@@ -41,7 +41,7 @@ def test_a_feature_of_one_class_hears_of_the_fits_of_all_integrations(tmp_path, 
         return made[-1]
 
     monkeypatch.setattr(session, "OBSERVERS", (*session.OBSERVERS, make))
-    DOORS[door](tmp_path, lambda step: None, steps=4, every=2)
+    DOORS[door](tmp_path, steps=4, evaluate=2, save=2).run()
     (feature,) = made
     steps = [one for one in feature.heard if isinstance(one, int)]
     spans = {one for one in feature.heard if isinstance(one, tuple)}

@@ -11,7 +11,7 @@ import pytest
 import torch
 from forked import ranks, start
 from jobs import IMPORTS
-from short_trainings import DOORS
+from trainings.doors import DOORS
 from waiting import until
 
 from perf_callbacks import ConfigError, PerfConfig
@@ -40,7 +40,7 @@ def commanded(monkeypatch, directory, command="cat >> {file}"):
 @pytest.mark.parametrize("door", DOORS)
 def test_each_integration_passes_on_the_end_of_a_fit(tmp_path, monkeypatch, door):
     events = commanded(monkeypatch, tmp_path)
-    done = DOORS[door](tmp_path, lambda _: None)
+    done = DOORS[door](tmp_path).run()
     until(over)
     (end,) = events()
     assert (end["event"], end["end"]["state"], end["step"]) == ("end", "ended", 8)
@@ -57,7 +57,7 @@ def test_each_integration_passes_on_a_failure(tmp_path, monkeypatch, door):
             raise RuntimeError("boom")
 
     with pytest.raises(RuntimeError, match="boom"):
-        DOORS[door](tmp_path, after_step)
+        DOORS[door](tmp_path, after_step=after_step).run()
     until(lambda: [event["event"] for event in events()] == ["end"])
     (end,) = events()
     assert end["end"]["state"] == "failed"
@@ -74,10 +74,10 @@ BAD = {
 @pytest.mark.parametrize("how", BAD)
 def test_a_bad_command_changes_no_training_and_is_told_of_once(tmp_path, monkeypatch, caplog, how):
     command, said = BAD[how]
-    plain = DOORS["transformers"](tmp_path / "plain", lambda _: None)
+    plain = DOORS["transformers"](tmp_path / "plain").run()
     commanded(monkeypatch, tmp_path, command)
     monkeypatch.setattr(sender.Sender.__init__, "__defaults__", (0.3,))
-    done = DOORS["transformers"](tmp_path / "bad", lambda _: None)
+    done = DOORS["transformers"](tmp_path / "bad").run()
     until(over)
     assert done.losses == plain.losses
     assert all(map(torch.equal, done.weights, plain.weights))
@@ -110,7 +110,7 @@ def test_a_stall_is_passed_on_with_its_stack_and_again_when_it_is_over(tmp_path,
         if step == 5:
             until(lambda: [event["event"] for event in events()] == ["stall"])
 
-    DOORS["loop"](tmp_path, hang, stall_after="1")
+    DOORS["loop"](tmp_path, after_step=hang, stall_after="1").run()
     until(over)
     began, ended, end = events()
     assert began["stall"]["under_way"]
@@ -128,7 +128,7 @@ def test_the_script_of_the_page_appends_sentences(tmp_path, monkeypatch):
     (tmp_path / "notify.sh").write_text(script, encoding="utf-8")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PERF_CALLBACKS_ON_EVENT", setting)
-    DOORS["loop"](tmp_path, lambda _: None)
+    DOORS["loop"](tmp_path).run()
     until(over)
     assert ": ended after step 8 and " in (tmp_path / "events.txt").read_text(encoding="utf-8")
 

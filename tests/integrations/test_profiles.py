@@ -11,10 +11,10 @@ import sys
 import pytest
 import torch
 from launching import run_ranks
-from short_trainings import DOORS
 from tiny import records, steps
 from torch import nn
 from torch.profiler import ProfilerActivity, profile, schedule
+from trainings.doors import DOORS
 
 from perf_callbacks import session
 from perf_callbacks.commands import main
@@ -65,7 +65,7 @@ def patient(monkeypatch):
 
 @pytest.mark.parametrize("door", DOORS)
 def test_every_integration_profiles_two_steps(tmp_path, door, capsys):
-    done = DOORS[door](tmp_path, lambda _: None, profile="5:2")
+    done = DOORS[door](tmp_path, profile="5:2").run()
     (found,) = records(tmp_path, Profile)
     assert (found.timeline, found.steps, found.first_step) == ("cpu", 2, 5)
     assert found.operations
@@ -110,10 +110,10 @@ def keys(value):
 
 @pytest.mark.parametrize("door", DOORS)
 def test_a_run_with_profile_off_writes_the_journal_of_a_run_without_the_feature(tmp_path, door, monkeypatch):
-    DOORS[door](tmp_path / "unset", lambda _: None)
-    DOORS[door](tmp_path / "off", lambda _: None, profile="off")
+    DOORS[door](tmp_path / "unset").run()
+    DOORS[door](tmp_path / "off", profile="off").run()
     monkeypatch.setattr(session, "OBSERVERS", [one for one in session.OBSERVERS if one is not observer.begin])
-    DOORS[door](tmp_path / "without", lambda _: None)
+    DOORS[door](tmp_path / "without").run()
     unset, off, without = [journal(tmp_path / name) for name in ("unset", "off", "without")]
     assert [[*one] for one in unset] == [[*one] for one in off] == [[*one] for one in without]
     assert unset[0].pop("config")["profile"] == off[0].pop("config")["profile"] == "off"
@@ -123,8 +123,8 @@ def test_a_run_with_profile_off_writes_the_journal_of_a_run_without_the_feature(
 
 @pytest.mark.parametrize("door", DOORS)
 def test_losses_and_weights_are_bitwise_the_same(tmp_path, door):
-    plain = DOORS[door](tmp_path / "plain", lambda _: None)
-    profiled = DOORS[door](tmp_path / "profiled", lambda _: None, profile="4:3")
+    plain = DOORS[door](tmp_path / "plain").run()
+    profiled = DOORS[door](tmp_path / "profiled", profile="4:3").run()
     assert plain.losses == profiled.losses
     assert all(map(torch.equal, plain.weights, profiled.weights))
     assert records(tmp_path / "plain", Profile) == []
@@ -132,33 +132,33 @@ def test_losses_and_weights_are_bitwise_the_same(tmp_path, door):
 
 
 def test_a_counted_step_is_never_profiled(tmp_path):
-    DOORS["loop"](tmp_path, lambda _: None, profile="2:1")
+    DOORS["loop"](tmp_path, profile="2:1").run()
     assert excluded(tmp_path) == [3]
 
 
 def test_an_evaluation_ends_or_delays_a_profile(tmp_path):
-    DOORS["loop"](tmp_path / "delayed", lambda _: None, profile="5:2", every=4)
+    DOORS["loop"](tmp_path / "delayed", profile="5:2", evaluate=4, save=4).run()
     (found,) = records(tmp_path / "delayed", Profile)
     assert (found.first_step, found.steps) == (6, 2)
-    DOORS["loop"](tmp_path / "short", lambda _: None, profile="4:2", every=4)
+    DOORS["loop"](tmp_path / "short", profile="4:2", evaluate=4, save=4).run()
     (found,) = records(tmp_path / "short", Profile)
     assert (found.first_step, found.steps) == (4, 1)
 
 
 def test_the_end_of_the_fit_ends_a_profile(tmp_path):
-    DOORS["loop"](tmp_path, lambda _: None, profile="7:9")
+    DOORS["loop"](tmp_path, profile="7:9").run()
     (found,) = records(tmp_path, Profile)
     assert (found.first_step, found.steps) == (7, 2)
 
 
 def test_without_a_journal_nothing_is_profiled(tmp_path, caplog):
-    DOORS["loop"](tmp_path, lambda _: None, profile="5:2", journal=False)
+    DOORS["loop"](tmp_path, profile="5:2", journal=False).run()
     assert lines(caplog) == ["perf_callbacks: `profile` has no effect: there is no journal."]
 
 
 def test_a_profiler_of_the_program_goes_first(tmp_path, caplog):
     with profile(activities=[ProfilerActivity.CPU], acc_events=True) as theirs:
-        DOORS["loop"](tmp_path, lambda _: None, profile="5:2")
+        DOORS["loop"](tmp_path, profile="5:2").run()
     assert theirs.key_averages()
     assert records(tmp_path, Profile) == []
     assert lines(caplog) == ["perf_callbacks: no profile, training goes on: another profiler is active."]
@@ -174,7 +174,7 @@ def test_a_profiler_that_the_program_begins_later_works(tmp_path, caplog, plan):
         acc_events=True,
     )
     with theirs:
-        DOORS["loop"](tmp_path, lambda _: theirs.step(), profile="5:3")
+        DOORS["loop"](tmp_path, after_step=lambda _: theirs.step(), profile="5:3").run()
     assert len(seen) == 1
     assert seen[0] > 10
     assert records(tmp_path, Profile) == []
@@ -183,7 +183,7 @@ def test_a_profiler_that_the_program_begins_later_works(tmp_path, caplog, plan):
 
 def harmless(tmp_path, caplog, text):
     """One line is logged, no file is left, and the training learns as without a profile."""
-    done = DOORS["loop"](tmp_path, lambda _: None, profile="4:2")
+    done = DOORS["loop"](tmp_path, profile="4:2").run()
     assert len(done.losses) == 8
     assert not done.summary.failure
     assert not done.summary.profiles
@@ -219,7 +219,7 @@ def test_a_full_disk_is_one_line(tmp_path, caplog, monkeypatch):
 
 def test_a_torn_trace_is_one_line(tmp_path, caplog, monkeypatch):
     monkeypatch.setattr(StepProfiler, "export", lambda _, path: path.write_text('{"traceEvents": ['))
-    done = DOORS["loop"](tmp_path, lambda _: None, profile="4:2")
+    done = DOORS["loop"](tmp_path, profile="4:2").run()
     assert len(done.losses) == 8
     assert "no trace of torch.profiler can be read" in lines(caplog)[0]
     assert records(tmp_path, Profile) == []

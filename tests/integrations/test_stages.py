@@ -4,28 +4,24 @@ import time
 
 import pytest
 import tiny_lightning
-from places import ASIDE, accelerate_loop, lightning_trainer, plain_loop, transformers_trainer
-from places.sleep import SLOW, STAGES, Sleep, assert_in_stage, fit
 from sampling import half_slow
 from tiny import records
+from trainings import lightning_trainer
+from trainings.doors import DOORS, INTEGRATIONS
+from trainings.place import ASIDE
+from trainings.sleep import SLOW, STAGES, Sleep, assert_in_stage, fit
 
 from perf_callbacks.kernel.records.fit_records import Span
 
 pytestmark = pytest.mark.usefixtures("accelerate_state")
 
-TRAININGS = {
-    "transformers": transformers_trainer.Training,
-    "lightning": lightning_trainer.Training,
-    "accelerate": accelerate_loop.Training,
-    "loop": plain_loop.Training,
-}
 USUAL = {"accelerate": {"load": False}}
 """A checkpoint that is loaded begins another fit."""
 
 
 def cases(wanted):
     """Each place with a wanted stage, and the variants of its training. All variants but one, in turn, are slow."""
-    for integration, training in TRAININGS.items():
+    for integration, training in INTEGRATIONS.items():
         for number, (name, place) in enumerate(training.PLACES.items()):
             variants = [USUAL.get(integration, {})]
             if integration == "lightning":
@@ -74,7 +70,7 @@ def test_time_in_an_evaluation_or_checkpoint_is_in_no_step(  # noqa: PLR0917 cas
 
 @pytest.mark.parametrize("place", ["a metric", "a checkpoint"])
 def test_a_checkpoint_after_an_evaluation_has_its_own_span(tmp_path, clock, place):
-    sleep, training = Sleep(clock.sleep, range(3, 9)), accelerate_loop.Training
+    sleep, training = Sleep(clock.sleep, range(3, 9)), DOORS["accelerate"]
     fit(tmp_path, training, place, sleep, evaluate=True, save=True, load=False)
     assert [(span.kind, span.step, span.seconds) for span in records(tmp_path, Span)] == [
         (kind, step, pytest.approx(sleep.slept[step + 1] if kind == training.PLACES[place].stage else 0.0))
@@ -84,9 +80,9 @@ def test_a_checkpoint_after_an_evaluation_has_its_own_span(tmp_path, clock, plac
 
 
 @pytest.mark.parametrize("place", ["the model", "a layer", "the optimizer"])
-@pytest.mark.parametrize("integration", TRAININGS)
+@pytest.mark.parametrize("integration", INTEGRATIONS)
 def test_stages_sum_to_the_step_on_the_real_clock(tmp_path, integration, place):
-    training, sleep = TRAININGS[integration], Sleep(time.sleep)
+    training, sleep = INTEGRATIONS[integration], Sleep(time.sleep)
     place = place if place in training.PLACES else "a gradient"
     found = fit(tmp_path, training, place, sleep, steps=7, **USUAL.get(integration, {}))
     stage = training.PLACES[place].stage

@@ -7,8 +7,8 @@ import pytest
 import torch
 from accelerated import an_accelerator
 from fake_watchdog import FakeWatchdog
-from short_trainings import DOORS
 from torch.utils.data import DataLoader
+from trainings.doors import DOORS
 
 from perf_callbacks import PerfConfig
 from perf_callbacks.accelerate import attach
@@ -18,6 +18,15 @@ from perf_callbacks.loop import measure
 from perf_callbacks.stalls import observer as stalls
 
 pytestmark = pytest.mark.usefixtures("accelerate_state")
+
+EVALUATES = {
+    "transformers": "evaluate",
+    "loop": "an evaluation",
+    "accelerate": "a metric",
+    "lightning": "validation_step",
+    "pytorch_lightning": "validation_step",
+}
+"""A place in the evaluation of each door."""
 
 
 @pytest.fixture
@@ -61,7 +70,7 @@ def test_a_stall_is_told_once_with_its_line_and_once_when_it_is_over(tmp_path, w
         if step == 5:
             watches.pass_seconds(200)
 
-    done = DOORS[door](tmp_path, hang, stall_after="60")
+    done = DOORS[door](tmp_path, after_step=hang, stall_after="60").run()
     began, over = said()
     assert began.startswith("no step for 60 s. The training is in other code: fake_watchdog.py:")
     assert began.endswith("pass_seconds`.")
@@ -81,7 +90,11 @@ def test_evaluations_and_the_first_steps_have_ten_times_the_patience(tmp_path, w
     def slow(step):
         watches.pass_seconds(500 if step < 3 else 1)
 
-    done = DOORS[door](tmp_path, slow, every=4, look=lambda: watches.pass_seconds(150), stall_after="60")
+    def look(*_args, **_options):
+        watches.pass_seconds(150)
+
+    often = {"evaluate": 4, "save": 4, "stall_after": "60"}
+    done = DOORS[door](tmp_path, EVALUATES[door], look, after_step=slow, **often).run()
     assert said() == []
     assert recorded(tmp_path) == []
     assert done.summary.stalls.count == 0
@@ -91,7 +104,8 @@ def test_an_evaluation_that_hangs_is_told(tmp_path, watches, said):
     def look():
         watches.pass_seconds(700)
 
-    DOORS["loop"](tmp_path, lambda _: watches.pass_seconds(1), every=4, steps=4, look=look, stall_after="60")
+    options = {"evaluate": 4, "steps": 4, "stall_after": "60"}
+    DOORS["loop"](tmp_path, EVALUATES["loop"], look, after_step=lambda _: watches.pass_seconds(1), **options).run()
     assert said()[0].startswith("no step for 600 s. The training is in an evaluation: ")
     assert recorded(tmp_path)[0].stage == "evaluation"
 
@@ -105,7 +119,7 @@ def test_a_stall_may_last_until_the_end(tmp_path, watches, said, door):
             raise ValueError("no")
 
     with pytest.raises(ValueError, match="no"):
-        DOORS[door](tmp_path, fail, stall_after="60")
+        DOORS[door](tmp_path, after_step=fail, stall_after="60").run()
     assert said()[1] == "training ended after 100 s without a step."
 
 
@@ -126,7 +140,7 @@ def test_work_after_the_end_of_a_loader_has_ten_times_the_patience(  # noqa: PLR
 
 
 def test_it_can_be_turned_off(tmp_path, watches, said):
-    DOORS["loop"](tmp_path, lambda _: watches.pass_seconds(10**4), stall_after="off")
+    DOORS["loop"](tmp_path, after_step=lambda _: watches.pass_seconds(10**4), stall_after="off").run()
     assert watches.watched == []
     assert said() == []
 
@@ -145,13 +159,13 @@ def test_an_error_in_the_watch_ends_the_watch_alone(tmp_path, monkeypatch, said)
             with pytest.raises(ValueError, match="no"):  # the watchdog takes it
                 watches.pass_seconds(100)
 
-    done = DOORS["loop"](tmp_path, hang, stall_after="60")
+    done = DOORS["loop"](tmp_path, after_step=hang, stall_after="60").run()
     assert said() == []
     assert done.summary.failure is None
 
 
 def test_a_prompt_of_a_debugger_is_no_stall(tmp_path, watches, said, monkeypatch):
     monkeypatch.setattr(stalls.stacks, "of_thread", lambda _: None)
-    done = DOORS["loop"](tmp_path, lambda _: watches.pass_seconds(500), stall_after="60")
+    done = DOORS["loop"](tmp_path, after_step=lambda _: watches.pass_seconds(500), stall_after="60").run()
     assert said() == []
     assert done.summary.stalls.count == 0

@@ -3,8 +3,8 @@
 import time
 
 import pytest
-from short_trainings import DOORS
 from tiny import records
+from trainings.doors import DOORS
 
 from perf_callbacks.kernel.records.rank_records import Straggler
 
@@ -19,7 +19,7 @@ def test_a_long_step_is_told_with_its_cause(tmp_path, door):
         if step == LONG:
             time.sleep(0.7)
 
-    done = DOORS[door](tmp_path, pause, steps=STEPS, flops="off")
+    done = DOORS[door](tmp_path, after_step=pause, steps=STEPS, flops="off").run()
     told = [(one.step, one.cause) for one in records(tmp_path, Straggler) if one.seconds_lost > 0.5]
     assert told in ([(LONG, "host")], [(LONG + 1, "host")])
     assert done.summary.stragglers.seconds_by_cause["host"] > 0.5
@@ -29,6 +29,6 @@ def test_a_long_step_is_told_with_its_cause(tmp_path, door):
 
 @pytest.mark.parametrize("door", DOORS)
 def test_nothing_is_compared_with_stragglers_off(tmp_path, door):
-    done = DOORS[door](tmp_path, lambda _: None, steps=STEPS, stragglers="off")
+    done = DOORS[door](tmp_path, steps=STEPS, stragglers="off").run()
     assert done.summary.stragglers is None
     assert records(tmp_path, Straggler) == []

@@ -8,8 +8,8 @@ import weakref
 
 import pytest
 import tiny
-from places import transformers_trainer
 from tiny import records
+from trainings.transformers_trainer import SCHEDULER_IS_WATCHED, TransformersTraining, scheduler
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState
 
 from perf_callbacks.kernel.records.fit_records import Summary
@@ -229,13 +229,12 @@ def test_an_error_in_the_scheduler_is_undone_by_the_next_fit(tmp_path):
         if armed and training.step == 3:
             raise RuntimeError("no more")
 
-    training, armed = transformers_trainer.Training(tmp_path), [True]
-    transformers_trainer.scheduler(training, act)
+    training, armed = TransformersTraining(tmp_path, accumulate=2), [True]
+    scheduler(training, act)
     with pytest.raises(RuntimeError, match="no more"):
         training.run()
     armed.clear()
     training.run()
     assert training.world() == training.before
     (summary,) = records(tmp_path, Summary, attempt=0)
-    watched = transformers_trainer.SCHEDULER_IS_WATCHED
-    assert summary.failure == ("RuntimeError: no more" if watched else "another fit began")
+    assert summary.failure == ("RuntimeError: no more" if SCHEDULER_IS_WATCHED else "another fit began")

@@ -3,17 +3,34 @@
 import json
 import signal
 
-import attempts
 import pytest
 import tiny
-from attempts import numbers, opened, totals, transformers as fit
 from launching import python
 from metric_keys import needing
-from transformers import Trainer
+from trainings.runs import numbers, opened, totals
+from trainings.transformers_trainer import TransformersTraining
+from transformers import Trainer, TrainerCallback
 
 from perf_callbacks.kernel.records.fit_records import Run, Summary
 from perf_callbacks.kernel.records.metric_table import DEVICES
 from perf_callbacks.transformers import PerfCallback
+
+
+class Stop(TrainerCallback):
+    """Training ends after a step, as if it had been asked to."""
+
+    def __init__(self, step):
+        self.step = step
+
+    def on_step_end(self, args, state, control, **_):
+        control.should_training_stop = state.global_step >= self.step
+
+
+def fit(directory, *, until, steps=12, **options):
+    """Train until a step, saving a checkpoint after every second step."""
+    options = {"rows": 40, "save": 2, "callbacks": [Stop(until)]} | options
+    return TransformersTraining(directory, steps=steps, **options).run().trainer
+
 
 RESTORING = pytest.mark.parametrize("restoring", [False, True], ids=["", "callbacks restored"])
 
@@ -22,17 +39,17 @@ def test_a_second_fit_of_the_same_trainer_is_a_run_of_its_own(tmp_path):
     ours = PerfCallback()
     trainer = fit(tmp_path, ours=ours, until=4)
     trainer.train()
-    runs = opened(tmp_path)
+    first, second = opened(tmp_path)
     assert numbers(tmp_path) == [(1, 0)] * 2
-    assert len({run.run_id for run in runs}) == 2
+    assert first.run_id != second.run_id
     assert totals(tmp_path) == [(16, 256)] * 2
-    assert ours.summary.run_id == runs[1].run_id
+    assert ours.summary.run_id == second.run_id
 
 
 def test_the_same_trainer_resumes_as_another_would(tmp_path):
     ours = PerfCallback()
     trainer = fit(tmp_path, ours=ours, until=4)
-    trainer.remove_callback(attempts.Stop)
+    trainer.remove_callback(Stop)
     trainer.train(resume_from_checkpoint=True)
     assert numbers(tmp_path) == [(1, 0), (2, 4)]
     assert totals(tmp_path) == [(16, 256), (48, 768)]
@@ -50,10 +67,11 @@ def state_of(checkpoint):
 @pytest.mark.filterwarnings("ignore:mtime may not be reliable")  # transformers 4, of checkpoints made within a second
 @RESTORING
 def test_a_resumed_run_ends_in_the_state_of_one_that_never_stopped(tmp_path, restoring):
-    arguments = {"max_steps": 8, "save_total_limit": 2, "save_steps": 4}
-    fit(tmp_path / "whole", until=8, **arguments)
-    fit(tmp_path / "parts", until=4, **arguments)
-    fit(tmp_path / "parts", until=8, resume=4, restore_callback_states_from_checkpoint=restoring, **arguments)
+    arguments, often = {"save_total_limit": 2}, {"steps": 8, "save": 4}
+    fit(tmp_path / "whole", until=8, arguments=arguments, **often)
+    fit(tmp_path / "parts", until=4, arguments=arguments, **often)
+    arguments["restore_callback_states_from_checkpoint"] = restoring
+    fit(tmp_path / "parts", until=8, resume=4, arguments=arguments, **often)
     whole, parts = [state_of(tmp_path / name / "checkpoint-8") for name in ("whole", "parts")]
     assert whole == parts
     assert "perf_callbacks" not in parts["stateful_callbacks"]
@@ -61,8 +79,8 @@ def test_a_resumed_run_ends_in_the_state_of_one_that_never_stopped(tmp_path, res
 
 
 def test_a_checkpoint_of_the_model_alone_has_counters(tmp_path):
-    fit(tmp_path, until=4, save_only_model=True)
-    trainer = fit(tmp_path, until=6, resume=4, save_only_model=True)
+    fit(tmp_path, until=4, arguments={"save_only_model": True})
+    trainer = fit(tmp_path, until=6, resume=4, arguments={"save_only_model": True})
     trainer.save_model(str(tmp_path / "model"))
     assert numbers(tmp_path) == [(1, 0), (2, 4)]
     assert not (tmp_path / "model" / "perf_callbacks.json").exists()

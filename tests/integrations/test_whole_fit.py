@@ -4,8 +4,8 @@ import gc
 
 import pytest
 import torch
-from short_trainings import DOORS
 from tiny import records, unwrapped
+from trainings.doors import DOORS
 
 from perf_callbacks.kernel.records.fit_records import Run
 
@@ -24,7 +24,7 @@ VERSIONS = {
 
 @pytest.mark.parametrize("door", DOORS)
 def test_a_card_opens_the_fit_and_a_table_closes_it(tmp_path, capsys, door):
-    DOORS[door](tmp_path, lambda _: None)
+    DOORS[door](tmp_path).run()
     printed = unwrapped(capsys.readouterr().out).splitlines()
     first, verdict = [number for number, line in enumerate(printed) if line.startswith("perf_callbacks")]
     (journal,) = tmp_path.rglob("rank0.jsonl")
@@ -41,7 +41,7 @@ def test_a_card_opens_the_fit_and_a_table_closes_it(tmp_path, capsys, door):
 @pytest.mark.parametrize("door", DOORS)
 def test_the_opening_record_says_where_and_with_what_it_ran(tmp_path, monkeypatch, door):
     monkeypatch.setenv("PERF_CALLBACKS_GC", "off")
-    DOORS[door](tmp_path, lambda _: None, steps=2)
+    DOORS[door](tmp_path, steps=2).run()
     (run,) = records(tmp_path, Run)
     assert run.door == door.removeprefix("pytorch_")
     assert (run.device, run.timeline, run.rank, run.world_size, run.step) == ("cpu", "host", 0, 1, 0)
@@ -62,7 +62,7 @@ def test_a_fit_that_is_switched_off_leaves_everything_alone(  # noqa: PLR0917 fi
 
     before, seen = world(), []
     config = {"enabled": False} if switch == "configuration" else {}
-    done = DOORS[door](tmp_path, lambda _: seen.append(world()), **config)
+    done = DOORS[door](tmp_path, after_step=lambda _: seen.append(world()), **config).run()
     assert seen == [before] * 8
     assert done.summary is None
     assert not [*tmp_path.rglob("*.jsonl")]
