@@ -2,7 +2,7 @@
 
 from faults import as_found
 
-from trainings import lightning_modules
+from trainings import lightning_kit
 from trainings.place import Place, calling, collecting, hook, nothing, override
 from trainings.training import Training
 
@@ -13,7 +13,7 @@ def method(name, stage, when="in a step", owner=lambda training: training.module
 
 
 def item(training, act):
-    numbers = lightning_modules.Numbers
+    numbers = lightning_kit.Numbers
     slow = type("Slow", (numbers,), {"__getitem__": calling(act, numbers.__getitem__)})
     training.loader.dataset.__class__ = slow
 
@@ -160,7 +160,7 @@ class LightningTraining(Training):
     PLACES = COMMON | TRANSFER | MANUAL | AUTOMATIC | OUTSIDE | ASIDES
     WAYS = {  # noqa: RUF012 a table
         f"{of}, {order}{', loud' * loud}": {"of": of, "order": order, "loud": loud}
-        for of in lightning_modules.FRAMEWORKS
+        for of in lightning_kit.FRAMEWORKS
         for order in ("after ours", "before ours")
         for loud in (False, True)
     }
@@ -174,27 +174,28 @@ class LightningTraining(Training):
     ):  # fmt: skip
         super().__init__(directory, place, act, **options)
         self.of, self.order, self.loud, self.over = of or self.of, order, loud, self.first - 1
-        self.kinds = kinds = lightning_modules.tree(self.of)
+        self.kinds = kinds = lightning_kit.tree(self.of)
         kind = kind or ("Manual" if place in MANUAL.keys() - AUTOMATIC.keys() else "Automatic")
         self.perf = ours or kinds.PerfCallback(self.config)
         self.other, saving, losses = [self.of_tree(callback) for callback in (Other(), Saving(), Losses(self))]
         self.other.loud, self.many = loud, 2 if kind == "Manual" else 1
         measuring = [self.perf] if self.measured else []
         several = [losses, *([self.other, *measuring] if order == "before ours" else [*measuring, self.other])]
-        if self.save and saver == "ModelCheckpoint":
+        checkpoints = bool(self.save) and saver == "ModelCheckpoint"
+        if checkpoints:
             saving = kinds.callbacks.ModelCheckpoint(
                 directory, "checkpoint-{step}", every_n_train_steps=self.save * self.many, save_top_k=-1,
                 auto_insert_metric_name=False,
             )  # fmt: skip
         if self.save:
             several.insert(0 if saver == "first" else len(several), saving)
-        self.module, self.validation = getattr(kinds, kind)(), lightning_modules.loader(4)
-        self.loader = lightning_modules.loader(4 * self.accumulate * self.steps)
-        usual = {"max_steps": self.steps * self.many, "enable_checkpointing": saver == "ModelCheckpoint"}
+        self.module, self.validation = getattr(kinds, kind)(), lightning_kit.loader(4)
+        self.loader = lightning_kit.loader(4 * self.accumulate * self.steps)
+        usual = {"max_steps": self.steps * self.many, "enable_checkpointing": checkpoints}
         usual |= {} if kind == "Manual" else {"accumulate_grad_batches": self.accumulate}
         if self.evaluate:
             usual |= {"val_check_interval": self.accumulate * self.evaluate, "limit_val_batches": 1}
-        self.trainer = lightning_modules.trainer(directory, *several, *callbacks, of=self.of, **usual | (trainer or {}))
+        self.trainer = lightning_kit.trainer(directory, *several, *callbacks, of=self.of, **usual | (trainer or {}))
         connector = self.trainer._logger_connector
         connector.update_train_step_metrics = self.telling(connector.update_train_step_metrics)
         if place:
