@@ -68,7 +68,7 @@ def state() -> dict[str, object]:
 def ways() -> dict[str, Callable[[Path], object]]:
     """Short fits through each of the integrations."""
     from accelerate.state import AcceleratorState, GradientState, PartialState
-    from accelerated import an_accelerator, prepared, rows_of_tokens, train
+    from trainings.accelerated import an_accelerator, prepared, rows_of_tokens, train
     from trainings.doors import DOORS
 
     from perf_callbacks.accelerate import attach

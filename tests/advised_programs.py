@@ -7,15 +7,15 @@ import threading
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 
-import tiny_lightning
 import torch
 from accelerate import Accelerator, DistributedDataParallelKwargs
 from accelerate.state import AcceleratorState
 from lightning.pytorch.strategies import DDPStrategy
-from tiny import Tokens, llama, training_arguments
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
+from trainings import lightning_kit
+from trainings.models import Tokens, llama, training_arguments
 from transformers import DataCollatorForLanguageModeling, Trainer, TrainerCallback
 
 from perf_callbacks import PerfConfig
@@ -259,7 +259,7 @@ class Padding:
 
 def lightning(directory, change, *, clip=None, distributed=False, checkpoint=None, plateau=False, **variant):
     """A trainer of Lightning."""
-    tree = tiny_lightning.tree()
+    tree = lightning_kit.tree()
 
     class Module(tree.pl.LightningModule):
         def __init__(self):
@@ -301,7 +301,7 @@ def lightning(directory, change, *, clip=None, distributed=False, checkpoint=Non
     settings = change.of("Trainer", max_steps=change.steps, gradient_clip_val=clip, **variant)
     if distributed:
         settings["strategy"] = DDPStrategy(process_group_backend="gloo", **change.of("DDPStrategy"))
-    running = tiny_lightning.trainer(
+    running = lightning_kit.trainer(
         directory, LightningCallback(PerfConfig(**QUIET)), saving, logger=logger, enable_checkpointing=True, **settings
     )
     running.fit(model, a_loader(change), a_loader(change, Tokens(4)))

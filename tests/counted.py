@@ -9,9 +9,10 @@ from types import SimpleNamespace
 
 import torch
 import torch._dynamo  # it adds a filter of warnings when it is imported
-from tiny import VOCABULARY, records, steps
 from torch.nn.modules import module as modules
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
+from trainings.models import VOCABULARY
+from trainings.runs import records, steps
 
 from perf_callbacks import PerfConfig
 from perf_callbacks.flops.counting.counter import FlopCounter

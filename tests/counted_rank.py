@@ -12,12 +12,12 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from counted import ids, loop, truth
-from tiny import llama
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
+from trainings.models import llama
 
 STEPS = 23
 STEP_SECONDS = 0.05

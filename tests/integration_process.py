@@ -182,11 +182,11 @@ def loop(plan, net, facts):
 
 
 def transformers(plan, net, facts):
-    import tiny
+    from trainings import models
 
     import perf_callbacks.transformers as door
 
-    arguments = tiny.training_arguments(
+    arguments = models.training_arguments(
         plan.directory,
         max_steps=plan.steps,
         logging_steps=5,
@@ -194,7 +194,7 @@ def transformers(plan, net, facts):
         dataloader_num_workers=plan.workers,
     )
     options = {"model": net, "train_dataset": Texts(203), "data_collator": padded}
-    trainer = tiny.trainer(arguments, *callbacks(plan, door), **options)
+    trainer = models.trainer(arguments, *callbacks(plan, door), **options)
     trainer.train()
     return trainer.state.log_history
 
@@ -235,7 +235,7 @@ def lightning(plan, net, facts):
 
 def accelerate(plan, net, facts):
     from accelerate import Accelerator
-    from accelerated import Tracker
+    from trainings.accelerated import Tracker
 
     from perf_callbacks.accelerate import attach
 

@@ -9,14 +9,14 @@ from pathlib import Path
 from forked import start
 from integration_process import Plan
 from launching import free_port, rank_environ
-from tiny import records
+from trainings.runs import records
 
 from perf_callbacks.kernel.records.fit_records import Summary, Window
 
 IMPORTS = {
     "loop": ("torch._dynamo", "integration_process", "perf_callbacks.loop"),
     "accelerate": ("torch._dynamo", "integration_process", "accelerated", "perf_callbacks.accelerate"),
-    "transformers": ("torch._dynamo", "integration_process", "tiny", "perf_callbacks.transformers"),
+    "transformers": ("torch._dynamo", "integration_process", "trainings.models", "perf_callbacks.transformers"),
     "lightning": ("torch._dynamo", "integration_process", "perf_callbacks.lightning"),
 }
 WINDOW = 5

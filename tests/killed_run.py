@@ -84,13 +84,13 @@ def accelerate(plan):
 
 
 def transformers(plan):
-    import tiny
+    from trainings import models
 
     from perf_callbacks.transformers import PerfCallback
 
-    arguments = tiny.training_arguments(plan["directory"], max_steps=10**5, per_device_train_batch_size=1)
+    arguments = models.training_arguments(plan["directory"], max_steps=10**5, per_device_train_batch_size=1)
     callbacks = [PerfCallback(config(plan))] if plan["measured"] else []
-    tiny.trainer(arguments, *callbacks, model=Net(), train_dataset=Rows(plan)).train()
+    models.trainer(arguments, *callbacks, model=Net(), train_dataset=Rows(plan)).train()
 
 
 def lightning(plan):

@@ -11,9 +11,9 @@ from dataclasses import asdict
 
 import simulated_device
 import torch
-from tiny import records
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
+from trainings.runs import records
 
 from perf_callbacks import PerfConfig
 from perf_callbacks.kernel.records.fit_records import Run, Summary

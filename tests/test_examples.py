@@ -7,7 +7,7 @@ from forked import run
 from jobs import IMPORTS
 from launching import python
 from rows import each_row
-from tiny import records
+from trainings.runs import records
 
 from perf_callbacks.kernel.records.fit_records import Summary
 from perf_callbacks.kernel.records.flops_record import Flops

@@ -76,12 +76,12 @@ def test_without_torch_the_package_imports_and_a_door_says_what_is_missing(wheel
 
 
 TRAINER = """
-import tiny
+from trainings import models
 from transformers import Trainer, TrainingArguments
 from perf_callbacks.transformers import PerfCallback
 
 arguments = TrainingArguments("out/trainer", max_steps=4, report_to=[], use_cpu=True)
-Trainer(model=tiny.llama(), args=arguments, train_dataset=tiny.Tokens(48), callbacks=[PerfCallback()]).train()
+Trainer(model=models.llama(), args=arguments, train_dataset=models.Tokens(48), callbacks=[PerfCallback()]).train()
 """
 
 

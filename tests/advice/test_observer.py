@@ -5,11 +5,11 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from tiny import llama
 from torch import distributed
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader
+from trainings.models import llama
 
 from perf_callbacks.advice import observer
 from perf_callbacks.advice.observer import read

@@ -11,7 +11,7 @@ from importlib import metadata
 import pytest
 import torch
 from launching import PATHS
-from tiny import unwrapped
+from trainings.runs import unwrapped
 
 from perf_callbacks import checklist
 from perf_callbacks.checklist import ITEMS

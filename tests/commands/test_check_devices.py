@@ -10,7 +10,7 @@ import pytest
 import torch
 from launching import PATHS
 from nvml_stub import directory, load
-from tiny import unwrapped
+from trainings.runs import unwrapped
 
 from perf_callbacks.commands import main
 from perf_callbacks.flops.peaks import peak_source

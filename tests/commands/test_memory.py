@@ -9,7 +9,7 @@ from fakes import a_run
 from flops.test_conventions_counted import SMALL
 from journals import COUNT as SHOWN
 from snapshots import matches
-from tiny import unwrapped
+from trainings.runs import unwrapped
 
 from perf_callbacks.commands import main
 from perf_callbacks.kernel.records.codec import Entry, encode

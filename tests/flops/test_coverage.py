@@ -5,8 +5,8 @@ import torch
 from counted import gpt2, ids, loss_of, mamba
 from flops.models import MIXTRAL, hugging, tokens
 from flops.test_strange import ByNumpy
-from tiny import llama
 from torch import nn
+from trainings.models import llama
 
 from perf_callbacks.flops import register_flop_formula
 from perf_callbacks.flops.count_records import counted

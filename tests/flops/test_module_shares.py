@@ -4,12 +4,12 @@ import json
 from pathlib import Path
 
 import pytest
-import tiny
 import torch
 from counted import ids
 from forked import run
 from torch import nn
 from torch.utils.checkpoint import checkpoint
+from trainings import models
 
 from perf_callbacks.flops import offline
 from perf_callbacks.flops.counting.counter import FlopCounter
@@ -258,7 +258,7 @@ def test_many_modules_are_cut_to_a_few_lines():
 @pytest.mark.parametrize("checkpointing", [None, True, False])
 @pytest.mark.filterwarnings("ignore:.gradient_checkpointing_enable. is deprecated:FutureWarning")
 def test_activations_sum_to_those_of_the_step(checkpointing):
-    model = tiny.llama(num_hidden_layers=2).train()
+    model = models.llama(num_hidden_layers=2).train()
     if checkpointing is not None:
         model.gradient_checkpointing_enable({"use_reentrant": checkpointing})
     allocations = Allocations("cpu")
@@ -287,7 +287,7 @@ def test_activations_are_unknown_without_a_backward():
 
 
 def test_a_copy_with_fake_tensors_has_the_same_lines():
-    model, batch = tiny.llama(), ids(2, 8)
+    model, batch = models.llama(), ids(2, 8)
     copied = offline.count(model, offline.example_of(batch))
     with FlopCounter(model=model) as counter:
         model(**batch).loss.backward()

@@ -10,10 +10,10 @@ import pytest
 import torch
 from counted import bits, gpt2, ids, mamba
 from rows import each_row
-from tiny import llama
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.nn.modules.module import register_module_forward_hook
+from trainings.models import llama
 
 from perf_callbacks.flops import offline
 from perf_callbacks.flops.counting.counter import FlopCounter

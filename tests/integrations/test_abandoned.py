@@ -5,13 +5,12 @@ import gc
 import weakref
 
 import pytest
-import tiny
-import tiny_lightning
 import torch
-from accelerated import an_accelerator
 from torch import nn
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 from torch.utils.data import DataLoader
+from trainings import lightning_kit, models
+from trainings.accelerated import an_accelerator
 
 from perf_callbacks import PerfConfig
 from perf_callbacks.accelerate import attach
@@ -68,18 +67,18 @@ def accelerate(directory):
 
 def transformers(directory):
     ours = PerfCallback()
-    trainer = tiny.trainer(tiny.training_arguments(directory), ours)
+    trainer = models.trainer(models.training_arguments(directory), ours)
     yield from (trainer, ours, trainer.model)
     trainer.model.register_forward_hook(_fifth())
     trainer.train()
 
 
 def lightning(directory):
-    ours, module = tiny_lightning.tree().PerfCallback(), tiny_lightning.tree().Automatic()
-    trainer = tiny_lightning.trainer(directory, ours)
+    ours, module = lightning_kit.tree().PerfCallback(), lightning_kit.tree().Automatic()
+    trainer = lightning_kit.trainer(directory, ours)
     yield from (trainer, ours, module)
     module.net.register_forward_hook(_fifth())
-    trainer.fit(module, tiny_lightning.loader())
+    trainer.fit(module, lightning_kit.loader())
 
 
 def _fifth():

@@ -13,12 +13,13 @@ import torch
 from accelerate import Accelerator
 from accelerate.data_loader import DataLoaderDispatcher, DataLoaderShard
 from accelerate.utils import DataLoaderConfiguration
-from accelerated import an_accelerator, evaluate, prepared, rows_of_tokens, train
 from metric_keys import LOGGED, of_run
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-from tiny import Tokens, llama, records, steps
 from torch import nn
 from torch.utils.data import DataLoader, IterableDataset
+from trainings.accelerated import an_accelerator, evaluate, prepared, rows_of_tokens, train
+from trainings.models import Tokens, llama
+from trainings.runs import records, steps
 
 from perf_callbacks import PerfConfig
 from perf_callbacks.accelerate import attach

@@ -2,10 +2,10 @@
 
 import pytest
 import torch
-from accelerated import an_accelerator, prepared, rows_of_tokens, train
-from tiny import steps
 from torch import nn
 from torch.utils.data import DataLoader
+from trainings.accelerated import an_accelerator, prepared, rows_of_tokens, train
+from trainings.runs import steps
 
 from perf_callbacks.accelerate import attach
 

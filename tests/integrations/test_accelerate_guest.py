@@ -8,10 +8,10 @@ import weakref
 import pytest
 import torch
 from accelerate import Accelerator
-from accelerated import an_accelerator, prepared, rows_of_tokens, train
 from collector import automatic
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
+from trainings.accelerated import an_accelerator, prepared, rows_of_tokens, train
 
 from perf_callbacks.accelerate import attach
 

@@ -1,10 +1,10 @@
 """Checkpoints of Accelerate: named by it, loaded in the middle or at the end, failing, of the user's own."""
 
 import pytest
-import tiny
 import torch
 from accelerate.utils import ProjectConfiguration
-from accelerated import an_accelerator, prepared, rows_of_tokens, train
+from trainings import runs
+from trainings.accelerated import an_accelerator, prepared, rows_of_tokens, train
 from trainings.runs import numbers, totals
 
 from perf_callbacks.accelerate import attach
@@ -42,7 +42,7 @@ def test_loading_in_the_middle_begins_a_fit_of_its_own_from_there(tmp_path):
     train(accelerator, *mine)
     accelerator.end_training()
     assert numbers(tmp_path) == [(1, 0), (2, 4)]
-    assert [summary.steps for summary in tiny.records(tmp_path, Summary, attempt=0)] == [8]
+    assert [summary.steps for summary in runs.records(tmp_path, Summary, attempt=0)] == [8]
     assert (perf.summary.step, totals(tmp_path)[-1]) == (8, (16, 256))
 
 

@@ -8,8 +8,8 @@ import sys
 import pytest
 from jobs import Job
 from launching import program_environ
-from tiny import records
 from topologies import Topology
+from trainings.runs import records
 
 from perf_callbacks.kernel.process.cpu_sets import ranges
 from perf_callbacks.kernel.records.fit_records import Checklist

@@ -2,7 +2,7 @@
 
 import pytest
 from jobs import Job
-from tiny import records
+from trainings.runs import records
 
 from perf_callbacks.kernel.records.fit_records import Checklist, Gc
 

@@ -4,13 +4,11 @@ import pickle
 import sys
 import weakref
 
-import accelerated
 import pytest
-import tiny
-import tiny_lightning
 import transformers.trainer
 from accelerate import Accelerator, accelerator as accelerate_module
 from torch import nn
+from trainings import accelerated, lightning_kit, models, runs
 from transformers import DefaultFlowCallback, Trainer, TrainerCallback
 from transformers.trainer_callback import CallbackHandler
 
@@ -56,11 +54,11 @@ class Reporter(TrainerCallback):
 
 
 def test_a_trainer_gets_one_callback_before_others_its_accelerator_none(tmp_path, said):
-    trainer = tiny.trainer(tiny.training_arguments(tmp_path, max_steps=3), Reporter())
+    trainer = models.trainer(models.training_arguments(tmp_path, max_steps=3), Reporter())
     assert [type(one) for one in trainer.callback_handler.callbacks].index(ArmedCallback) == 0
     trainer.train()
     assert attached(trainer.accelerator) is None
-    assert (len(tiny.records(tmp_path, Run)), armed(trainer)[0].summary.steps, said()) == (1, 3, [])
+    assert (len(runs.records(tmp_path, Run)), armed(trainer)[0].summary.steps, said()) == (1, 3, [])
     assert "perf/step_time" in trainer.state.log_history[2]
 
 
@@ -84,7 +82,7 @@ class Handling(Trainer):
 @pytest.mark.parametrize("explicit", [False, True])
 def test_a_trainer_of_other_default_callbacks_gets_one_callback(tmp_path, monkeypatch, kind, explicit):
     monkeypatch.setattr(transformers.trainer, "DEFAULT_CALLBACKS", [DefaultFlowCallback])
-    trainer = tiny.trainer(tiny.training_arguments(tmp_path, max_steps=3), kind=kind)
+    trainer = models.trainer(models.training_arguments(tmp_path, max_steps=3), kind=kind)
     ours = PerfCallback()
     if explicit:
         trainer.add_callback(ours)
@@ -92,22 +90,22 @@ def test_a_trainer_of_other_default_callbacks_gets_one_callback(tmp_path, monkey
         trainer.train()
         measuring, *others = [ours] * explicit + armed(trainer)
         assert (measuring.summary.steps, [one.summary for one in others]) == (3, [None] * explicit)
-        assert tiny.records(tmp_path, Summary, attempt=attempt)[0].steps == 3
+        assert runs.records(tmp_path, Summary, attempt=attempt)[0].steps == 3
 
 
 @pytest.mark.parametrize("later", [False, True], ids=["at once", "added later"])
 def test_an_explicit_callback_wins_without_a_word(tmp_path, said, later):
     explicit = PerfCallback(PerfConfig(gc="observe"))
-    trainer = tiny.trainer(tiny.training_arguments(tmp_path, max_steps=3), *([] if later else [explicit]))
+    trainer = models.trainer(models.training_arguments(tmp_path, max_steps=3), *([] if later else [explicit]))
     if later:
         trainer.add_callback(explicit)
     trainer.train()
     assert (explicit.summary.steps, armed(trainer)[0].summary, said()) == (3, None, [])
-    assert len(tiny.records(tmp_path, Run)) == 1
+    assert len(runs.records(tmp_path, Run)) == 1
 
 
 def test_an_explicit_callback_that_is_off_wins_too(tmp_path):
-    trainer = tiny.trainer(tiny.training_arguments(tmp_path, max_steps=3), PerfCallback(PerfConfig(enabled=False)))
+    trainer = models.trainer(models.training_arguments(tmp_path, max_steps=3), PerfCallback(PerfConfig(enabled=False)))
     trainer.train()
     assert armed(trainer)[0].summary is None
     assert not (tmp_path / "perf_callbacks").exists()
@@ -116,7 +114,7 @@ def test_an_explicit_callback_that_is_off_wins_too(tmp_path):
 def test_a_setting_that_makes_no_sense_is_told_once_and_training_goes_on(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("PERF_CALLBACKS_GC", "sinc")
     for _ in range(2):
-        trainer = tiny.trainer(tiny.training_arguments(tmp_path, max_steps=1))
+        trainer = models.trainer(models.training_arguments(tmp_path, max_steps=1))
         assert trainer.train().global_step == 1
     accelerator = accelerated.an_accelerator(tmp_path)
     assert (armed(trainer), attached(accelerator)) == ([], None)
@@ -128,7 +126,7 @@ def test_a_setting_that_makes_no_sense_is_told_once_and_training_goes_on(tmp_pat
 
 def test_switched_off_nothing_is_measured(tmp_path, monkeypatch):
     monkeypatch.setenv("PERF_CALLBACKS", "0")
-    trainer = tiny.trainer(tiny.training_arguments(tmp_path, max_steps=1))
+    trainer = models.trainer(models.training_arguments(tmp_path, max_steps=1))
     trainer.train()
     assert FACTORIES["lightning"]() == FACTORIES["pytorch_lightning"]() == []
     assert attached(accelerated.an_accelerator(tmp_path)) is None
@@ -141,36 +139,36 @@ def test_two_trainers_one_in_the_other(tmp_path):
 
         def on_step_end(self, args, state, control, **_):
             if state.global_step == 2:
-                self.inner = tiny.trainer(tiny.training_arguments(tmp_path / "inner", max_steps=4))
+                self.inner = models.trainer(models.training_arguments(tmp_path / "inner", max_steps=4))
                 self.inner.train()
 
     distils = Distils()
-    outer = tiny.trainer(tiny.training_arguments(tmp_path / "outer", max_steps=3), distils)
+    outer = models.trainer(models.training_arguments(tmp_path / "outer", max_steps=3), distils)
     outer.train()
     assert [armed(trainer)[0].summary.steps for trainer in (outer, distils.inner)] == [3, 4]
-    assert [len(tiny.records(tmp_path / name, Run)) for name in ("outer", "inner")] == [1, 1]
+    assert [len(runs.records(tmp_path / name, Run)) for name in ("outer", "inner")] == [1, 1]
 
 
 def test_a_sweep_leaves_nothing_behind(tmp_path):
     kept = []
     for number in range(5):
-        trainer = tiny.trainer(tiny.training_arguments(tmp_path / str(number), max_steps=2))
+        trainer = models.trainer(models.training_arguments(tmp_path / str(number), max_steps=2))
         trainer.train()
         assert len(armed(trainer)) == 1
         kept.append(weakref.ref(trainer))
         del trainer
     assert [reference() for reference in kept] == [None] * 5
-    assert [tiny.records(tmp_path / str(number), Summary)[0].steps for number in range(5)] == [2] * 5
+    assert [runs.records(tmp_path / str(number), Summary)[0].steps for number in range(5)] == [2] * 5
 
 
 def test_a_search_of_hyperparameters_has_one_callback_in_each_trial(tmp_path):
     """As in `Trainer.hyperparameter_search`, the same trainer trains a new model each time."""
-    arguments = tiny.training_arguments(tmp_path, max_steps=2)
-    trainer = Trainer(model_init=lambda: tiny.llama(), args=arguments, train_dataset=tiny.Tokens())  # noqa: PLW0108 its arguments are counted
+    arguments = models.training_arguments(tmp_path, max_steps=2)
+    trainer = Trainer(model_init=lambda: models.llama(), args=arguments, train_dataset=models.Tokens())  # noqa: PLW0108 its arguments are counted
     for _ in range(3):
         trainer.train()
     assert len(armed(trainer)) == 1
-    attempts = [tiny.records(tmp_path, Summary, attempt=number)[0].steps for number in range(3)]
+    attempts = [runs.records(tmp_path, Summary, attempt=number)[0].steps for number in range(3)]
     assert attempts == [2] * 3
 
 
@@ -182,8 +180,8 @@ def test_a_loop_with_accelerate_is_measured_and_told_once_it_is_over(tmp_path, c
         return accelerator.trackers[0]
 
     program()  # it never says that it has ended
-    assert tiny.records(tmp_path, Summary)[0].steps == 12
-    assert tiny.records(tmp_path, Summary)[0].failure is None
+    assert runs.records(tmp_path, Summary)[0].steps == 12
+    assert runs.records(tmp_path, Summary)[0].failure is None
     assert "12 steps" in capsys.readouterr().out
     assert said() == []
 
@@ -202,7 +200,7 @@ def test_an_explicit_attachment_wins(tmp_path, said):
     loop = accelerated.prepared(accelerator, accelerated.rows_of_tokens(12))
     accelerated.train(accelerator, *loop)
     accelerator.end_training()
-    assert (explicit.summary.steps, len(tiny.records(tmp_path, Run)), said()) == (6, 1, [])
+    assert (explicit.summary.steps, len(runs.records(tmp_path, Run)), said()) == (6, 1, [])
 
 
 def test_an_explicit_attachment_that_is_off_wins_too(tmp_path):
@@ -228,8 +226,8 @@ def _installed(tmp_path, monkeypatch):
 @pytest.mark.usefixtures("_installed")
 @pytest.mark.parametrize("tree", FACTORIES)
 def test_a_lightning_trainer_gets_one_callback(tmp_path, tree, said):
-    trainer = tiny_lightning.trainer(tmp_path, of=tree)
-    trainer.fit(tiny_lightning.tree(tree).Automatic(), tiny_lightning.loader())
+    trainer = lightning_kit.trainer(tmp_path, of=tree)
+    trainer.fit(lightning_kit.tree(tree).Automatic(), lightning_kit.loader())
     (ours,) = armed(trainer)
     assert type(ours).__module__ == f"perf_callbacks.{tree}"
     assert (ours.summary.steps, said()) == (6, [])
@@ -239,9 +237,9 @@ def test_a_lightning_trainer_gets_one_callback(tmp_path, tree, said):
 @pytest.mark.usefixtures("_installed")
 @pytest.mark.parametrize("tree", FACTORIES)
 def test_an_explicit_callback_wins_in_lightning_without_a_word(tmp_path, tree, said):
-    explicit = tiny_lightning.tree(tree).PerfCallback()
-    trainer = tiny_lightning.trainer(tmp_path, explicit, of=tree)
-    trainer.fit(tiny_lightning.tree(tree).Automatic(), tiny_lightning.loader())
+    explicit = lightning_kit.tree(tree).PerfCallback()
+    trainer = lightning_kit.trainer(tmp_path, explicit, of=tree)
+    trainer.fit(lightning_kit.tree(tree).Automatic(), lightning_kit.loader())
     assert (explicit.summary.steps, armed(trainer)[0].summary, said()) == (6, None, [])
 
 

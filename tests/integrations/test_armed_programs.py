@@ -7,23 +7,25 @@ import sys
 from pathlib import Path
 
 import pytest
-import tiny
 from datasets import Dataset
-from tokenizers import Tokenizer, models, pre_tokenizers
+from tokenizers import Tokenizer, pre_tokenizers
+from tokenizers.models import WordLevel
+from trainings import models, runs
 from transformers import PreTrainedTokenizerFast
 
 import perf_callbacks
 from perf_callbacks.kernel.records.fit_records import Run, Summary
 from perf_callbacks.launch import autoload
 
-PATH = os.pathsep.join([str(Path(perf_callbacks.__file__).parents[1]), str(Path(tiny.__file__).parent)])
+PATH = os.pathsep.join([str(Path(perf_callbacks.__file__).parents[1]), str(Path(models.__file__).parents[1])])
 RUN = ("-m", "perf_callbacks.run")
 RANKS = ("-m", "torch.distributed.run", "--nproc_per_node", "2")
 
 TRAINER = """
-import tiny, transformers
+import transformers
+from trainings import models
 if __name__ == "__main__":
-    trainer = tiny.trainer(tiny.training_arguments("out", max_steps=4, logging_steps=2))
+    trainer = models.trainer(models.training_arguments("out", max_steps=4, logging_steps=2))
     trainer.train()
     trainer.save_state()
 """
@@ -73,7 +75,7 @@ def measured(directory, ranks=1):
     """Tell for each rank which integration measured it, and how many steps."""
     found = []
     for rank in range(ranks):
-        (run,), (summary,) = (tiny.records(directory, kind, rank=rank) for kind in (Run, Summary))
+        (run,), (summary,) = (runs.records(directory, kind, rank=rank) for kind in (Run, Summary))
         found.append((run.door, summary.steps, summary.failure))
     return found
 
@@ -98,12 +100,12 @@ def test_a_loop_on_two_ranks_that_never_says_that_it_has_ended(tmp_path):
 
 @pytest.mark.slow
 def test_a_command_that_trains_in_a_process_of_its_own(tmp_path):
-    words = {"<pad>": 0, "<eos>": 1, "<unk>": 2} | {f"w{number}": number for number in range(3, tiny.VOCABULARY)}
-    tokenizer = Tokenizer(models.WordLevel(words, unk_token="<unk>"))
+    words = {"<pad>": 0, "<eos>": 1, "<unk>": 2} | {f"w{number}": number for number in range(3, models.VOCABULARY)}
+    tokenizer = Tokenizer(WordLevel(words, unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
     special = {"pad_token": "<pad>", "eos_token": "<eos>", "unk_token": "<unk>"}
     PreTrainedTokenizerFast(tokenizer_object=tokenizer, **special).save_pretrained(tmp_path / "model")
-    tiny.llama().save_pretrained(tmp_path / "model")
+    models.llama().save_pretrained(tmp_path / "model")
     Dataset.from_list([{"text": "w3 w4 w5 w6"}] * 16).to_json(tmp_path / "data" / "train.jsonl")
     flags = "--output_dir out --max_steps 3 --report_to none --use_cpu --bf16 False --gradient_checkpointing False"
     command = Path(sys.executable).with_name("trl")

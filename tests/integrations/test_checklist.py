@@ -8,9 +8,9 @@ import torch
 from collector import automatic as collects
 from faults import ERRORS
 from sampling import sampled
-from tiny import records
 from torch.utils.data import DataLoader, Dataset
 from trainings.doors import DOORS
+from trainings.runs import records
 
 from perf_callbacks import PerfConfig
 from perf_callbacks.kernel.records.fit_records import Checklist, Gc

@@ -6,9 +6,9 @@ import pytest
 import torch
 from faults import ERRORS
 from sampling import sampled
-from tiny import records
 from torch.utils.data import DataLoader, Dataset
 from trainings.doors import DOORS
+from trainings.runs import records
 
 from perf_callbacks import PerfConfig
 from perf_callbacks.kernel.process import topology

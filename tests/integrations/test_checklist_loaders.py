@@ -6,16 +6,15 @@ import weakref
 import accelerate.data_loader
 import fake_accelerator
 import pytest
-import tiny
-import tiny_lightning
 import torch
-from accelerated import an_accelerator, prepared, rows_of_tokens, train
 from faults import ERRORS
 from sampling import sampled
-from tiny import Tokens, llama, records
 from torch.utils.data import DataLoader
-from trainings import transformers_trainer
+from trainings import lightning_kit, models, transformers_trainer
+from trainings.accelerated import an_accelerator, prepared, rows_of_tokens, train
 from trainings.doors import DOORS
+from trainings.models import Tokens, llama
+from trainings.runs import records
 
 from perf_callbacks import PerfConfig
 from perf_callbacks.accelerate import attach
@@ -54,9 +53,9 @@ def statuses(directory, **which):
 def through_trainer(directory, *, config=None, resume=None, **arguments):
     usual = {"max_steps": 4, "save_strategy": "steps", "save_steps": 2}
     pin = arguments.pop("dataloader_pin_memory", True)
-    arguments = tiny.training_arguments(directory, **usual | arguments)
+    arguments = models.training_arguments(directory, **usual | arguments)
     arguments.dataloader_pin_memory = pin  # on a CPU, transformers says False
-    tiny.trainer(arguments, PerfCallback(config), train_dataset=Tokens(40)).train(resume_from_checkpoint=resume)
+    models.trainer(arguments, PerfCallback(config), train_dataset=Tokens(40)).train(resume_from_checkpoint=resume)
 
 
 def test_a_trainer_copies_pinned_batches_while_it_runs_and_after_a_resume(tmp_path, copies):
@@ -110,16 +109,16 @@ def test_a_loop_with_accelerate_pins_and_goes_on_while_it_copies(tmp_path, copie
     assert statuses(tmp_path) == ["applied"]
 
 
-@pytest.mark.parametrize("of", tiny_lightning.FRAMEWORKS)
+@pytest.mark.parametrize("of", lightning_kit.FRAMEWORKS)
 def test_lightning_pins_from_the_first_batch_on(tmp_path, copies, of):
-    callback, loader, made = tiny_lightning.tree(of).PerfCallback(), tiny_lightning.loader(8), []
+    callback, loader, made = lightning_kit.tree(of).PerfCallback(), lightning_kit.loader(8), []
 
-    class Reloading(tiny_lightning.tree(of).Automatic):
+    class Reloading(lightning_kit.tree(of).Automatic):
         def train_dataloader(self):
-            made.append(tiny_lightning.loader(8))
+            made.append(lightning_kit.loader(8))
             return made[-1]
 
-    trainer = tiny_lightning.trainer(tmp_path, callback, of=of, max_steps=4, reload_dataloaders_every_n_epochs=1)
+    trainer = lightning_kit.trainer(tmp_path, callback, of=of, max_steps=4, reload_dataloaders_every_n_epochs=1)
     trainer.fit(Reloading(), None, loader)
     assert len(copies) >= 4
     assert len(made) == 2
@@ -130,7 +129,7 @@ def test_lightning_pins_from_the_first_batch_on(tmp_path, copies, of):
 
 @pytest.mark.parametrize(("through", "error"), sampled({name: DOORS[name] for name in COPYING}, ERRORS))
 def test_however_it_ends_copies_are_as_found(tmp_path, monkeypatch, copies, through, error):
-    send, arguments = accelerate.data_loader.send_to_device, tiny.training_arguments
+    send, arguments = accelerate.data_loader.send_to_device, models.training_arguments
 
     def pinning(*args, **options):
         pinned = arguments(*args, **options)
@@ -153,12 +152,12 @@ def test_however_it_ends_copies_are_as_found(tmp_path, monkeypatch, copies, thro
 
 
 def test_a_fit_that_never_begins_leaves_loaders_as_found(tmp_path, copies):
-    class Failing(tiny_lightning.tree().Automatic):
+    class Failing(lightning_kit.tree().Automatic):
         def on_train_start(self):
             raise RuntimeError("no more")
 
-    loader = tiny_lightning.loader(8)
-    trainer = tiny_lightning.trainer(tmp_path, tiny_lightning.tree().PerfCallback())
+    loader = lightning_kit.loader(8)
+    trainer = lightning_kit.trainer(tmp_path, lightning_kit.tree().PerfCallback())
     with pytest.raises(RuntimeError, match="no more"):
         trainer.fit(Failing(), loader)
     assert not loader.pin_memory

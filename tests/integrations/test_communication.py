@@ -4,7 +4,7 @@ from statistics import quantiles
 
 import pytest
 from jobs import IMPORTS, Job
-from tiny import records
+from trainings.runs import records
 
 from perf_callbacks.kernel.records.fit_records import Steps
 

@@ -4,14 +4,13 @@ import itertools
 from types import SimpleNamespace
 
 import pytest
-import tiny
-import tiny_lightning
 import torch
 from accelerate import Accelerator
 from counted import bits, counts, gpt2, ids, known, left_behind, loss_of, truth
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader
+from trainings import lightning_kit, models
 
 from perf_callbacks import PerfConfig
 from perf_callbacks.accelerate import attach
@@ -140,16 +139,16 @@ def by_accelerate(directory, *, backend="inductor", autocast=False, checkpointed
 
 def by_transformers(directory, *, backend="inductor", autocast=False, checkpointed=False):
     how = {"torch_compile": True, "torch_compile_backend": backend, "bf16": autocast}
-    arguments = tiny.training_arguments(directory, max_steps=STEPS, **how)
-    data = tiny.Tokens(4 * STEPS, mask=False)
-    trainer = tiny.trainer(arguments, PerfCallback(), model=dropping(checkpointed=checkpointed), train_dataset=data)
+    arguments = models.training_arguments(directory, max_steps=STEPS, **how)
+    data = models.Tokens(4 * STEPS, mask=False)
+    trainer = models.trainer(arguments, PerfCallback(), model=dropping(checkpointed=checkpointed), train_dataset=data)
     trainer.train()
     losses = [(row.get("loss"), row.get("grad_norm")) for row in trainer.state.log_history]
     return losses, trainer.model
 
 
 def by_lightning(directory, *, backend="inductor", autocast=False, checkpointed=False):
-    tree = tiny_lightning.tree()
+    tree = lightning_kit.tree()
     losses = []
 
     class Module(tree.pl.LightningModule):
@@ -168,7 +167,7 @@ def by_lightning(directory, *, backend="inductor", autocast=False, checkpointed=
 
     module = Module()
     options = {"precision": "bf16-mixed"} if autocast else {}
-    trainer = tiny_lightning.trainer(directory, tree.PerfCallback(), max_steps=STEPS, **options)
+    trainer = lightning_kit.trainer(directory, tree.PerfCallback(), max_steps=STEPS, **options)
     torch.manual_seed(1)
     trainer.fit(torch.compile(module, backend=backend), DataLoader(token_batches((4,) * STEPS), batch_size=None))
     return losses, module.net

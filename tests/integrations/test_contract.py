@@ -4,13 +4,14 @@ import functools
 from collections import Counter
 
 import pytest
-import tiny_lightning
 import torch
-from accelerated import an_accelerator
 from counted import ANGLES
 from metric_keys import ON_CPU, keys, of_run
-from tiny import Tokens, llama, records, steps, trainer, training_arguments
 from torch.utils.data import DataLoader
+from trainings import lightning_kit
+from trainings.accelerated import an_accelerator
+from trainings.models import Tokens, llama, trainer, training_arguments
+from trainings.runs import records, steps
 
 from perf_callbacks import PerfConfig, Summary
 from perf_callbacks.accelerate import attach
@@ -64,7 +65,7 @@ def through_loop(directory, *, interrupted):
 
 
 def through_lightning(directory, of="lightning", *, interrupted):
-    kinds = tiny_lightning.tree(of)
+    kinds = lightning_kit.tree(of)
 
     class Module(kinds.pl.LightningModule):
         def __init__(self):
@@ -83,7 +84,7 @@ def through_lightning(directory, of="lightning", *, interrupted):
     callback = kinds.PerfCallback()
     often = {"check_val_every_n_epoch": None, "val_check_interval": EVALUATE * ACCUMULATION}
     save = kinds.callbacks.ModelCheckpoint(dirpath=directory, every_n_train_steps=SAVE, save_top_k=-1)
-    trainer = tiny_lightning.trainer(
+    trainer = lightning_kit.trainer(
         directory,
         callback,
         *[save] if interrupted else [],

@@ -4,15 +4,15 @@ import random
 from contextlib import suppress
 
 import pytest
-import tiny
 import torch
 from counted import counts, excluded, gpt2, ids, known, loop, mamba, truth
 from torch import nn
+from trainings import models
 
 from perf_callbacks.flops.count_schedule import FREE_COUNTS, RECOUNTS
 from perf_callbacks.transformers import PerfCallback
 
-MODELS = {"llama": tiny.llama, "gpt2": gpt2}
+MODELS = {"llama": models.llama, "gpt2": gpt2}
 
 
 def shapes(number, *, seed=0):
@@ -63,9 +63,9 @@ class Cut:
 @pytest.mark.parametrize("logging_steps", [1, 5])
 def test_steps_that_were_read_before_their_shape_was_counted_stay_unknown(tmp_path, logging_steps):
     cut = Cut()
-    arguments = tiny.training_arguments(tmp_path, max_steps=30, logging_steps=logging_steps)
-    data = tiny.Tokens(22, (40,), mask=False)
-    trainer = tiny.trainer(arguments, PerfCallback(), model=gpt2(), train_dataset=data, data_collator=cut)
+    arguments = models.training_arguments(tmp_path, max_steps=30, logging_steps=logging_steps)
+    data = models.Tokens(22, (40,), mask=False)
+    trainer = models.trainer(arguments, PerfCallback(), model=gpt2(), train_dataset=data, data_collator=cut)
     trainer.train()
     true = Truths(gpt2())
     wrong = [
@@ -79,8 +79,8 @@ def test_steps_that_were_read_before_their_shape_was_counted_stay_unknown(tmp_pa
 
 def test_a_shape_seen_only_before_the_first_count_is_counted_next_time(tmp_path):
     sizes = [(4, 6), (1, 8), (1, 8), (4, 6), (1, 8), (4, 6)]
-    true = Truths(tiny.llama())
-    loop(tmp_path, tiny.llama(), [ids(*size) for size in sizes])
+    true = Truths(models.llama())
+    loop(tmp_path, models.llama(), [ids(*size) for size in sizes])
     assert known(tmp_path) == [true(size) for size in sizes]
     assert excluded(tmp_path) == [2, 4]
 
@@ -101,7 +101,7 @@ def t5():
     from transformers import T5Config, T5ForConditionalGeneration
 
     torch.manual_seed(0)
-    small = {"vocab_size": tiny.VOCABULARY, "d_model": 16, "d_kv": 8, "d_ff": 32, "num_heads": 2, "num_layers": 1}
+    small = {"vocab_size": models.VOCABULARY, "d_model": 16, "d_kv": 8, "d_ff": 32, "num_heads": 2, "num_layers": 1}
     return T5ForConditionalGeneration(T5Config(**small, decoder_start_token_id=0, pad_token_id=0))
 
 
@@ -190,8 +190,8 @@ def test_micro_batches_are_counted_whatever_a_model_survives(tmp_path, kind):
 
 def test_micro_batches_of_different_shapes_are_told_apart(tmp_path):
     sizes = shapes(30, seed=2)
-    true = Truths(tiny.llama())
-    loop(tmp_path, tiny.llama(), [ids(*size) for size in sizes], each=3)
+    true = Truths(models.llama())
+    loop(tmp_path, models.llama(), [ids(*size) for size in sizes], each=3)
     assert known(tmp_path) == [sum(true(size) for size in sizes[at : at + 3]) for at in range(0, 30, 3)]
     assert excluded(tmp_path) == [2]
 

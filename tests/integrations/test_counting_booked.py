@@ -3,14 +3,13 @@
 from types import SimpleNamespace
 
 import pytest
-import tiny
-import tiny_lightning
 import torch
 from accelerate import Accelerator
 from counted import counts, ids, known, left_behind, truth
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader
+from trainings import lightning_kit, models
 from transformers import Trainer, TrainerCallback
 
 from perf_callbacks import PerfConfig
@@ -289,9 +288,9 @@ def with_gradients(model):
 @pytest.mark.parametrize("do", [generate, with_gradients])
 @pytest.mark.filterwarnings("ignore:.*generation flags.*")
 def test_what_callbacks_of_transformers_do_is_not_the_models(tmp_path, do):
-    arguments = tiny.training_arguments(tmp_path, max_steps=4)
-    tiny.trainer(arguments, PerfCallback(), Doing(do), train_dataset=tiny.Tokens(32, mask=False)).train()
-    assert {*known(tmp_path)[2:]} == {truth(tiny.llama(), ids(4, 16))}
+    arguments = models.training_arguments(tmp_path, max_steps=4)
+    models.trainer(arguments, PerfCallback(), Doing(do), train_dataset=models.Tokens(32, mask=False)).train()
+    assert {*known(tmp_path)[2:]} == {truth(models.llama(), ids(4, 16))}
     assert not counts(tmp_path)[0].lower_bound
 
 
@@ -305,24 +304,24 @@ class Twice(Trainer):
 
 
 def test_a_second_loss_outside_the_forward_of_a_trainer_is_counted_in_full(tmp_path):
-    arguments = tiny.training_arguments(tmp_path, max_steps=4)
-    tiny.trainer(arguments, PerfCallback(), kind=Twice, train_dataset=tiny.Tokens(32, mask=False)).train()
+    arguments = models.training_arguments(tmp_path, max_steps=4)
+    models.trainer(arguments, PerfCallback(), kind=Twice, train_dataset=models.Tokens(32, mask=False)).train()
     (record,) = counts(tmp_path)
     assert (record.lower_bound, record.uncounted) == (False, {})
-    assert record.model_flops == pytest.approx(2 * truth(tiny.llama(), ids(4, 16)), rel=1e-3)
+    assert record.model_flops == pytest.approx(2 * truth(models.llama(), ids(4, 16)), rel=1e-3)
 
 
 def test_a_model_that_collates_makes_a_lower_bound(tmp_path):
-    encoder = tiny.llama().eval()
+    encoder = models.llama().eval()
 
     def encode(rows):
         with torch.no_grad():
             encoder(input_ids=torch.stack([row["input_ids"] for row in rows]))
         return torch.utils.data.default_collate(rows)
 
-    arguments = tiny.training_arguments(tmp_path, max_steps=4)
-    data = {"train_dataset": tiny.Tokens(32, mask=False), "data_collator": encode}
-    tiny.trainer(arguments, PerfCallback(), **data).train()
+    arguments = models.training_arguments(tmp_path, max_steps=4)
+    data = {"train_dataset": models.Tokens(32, mask=False), "data_collator": encode}
+    models.trainer(arguments, PerfCallback(), **data).train()
     (record,) = counts(tmp_path)
     assert [*record.uncounted] == ["LlamaForCausalLM without gradients"]
 
@@ -335,12 +334,12 @@ class Accumulating(TrainerCallback):
 
 
 def test_an_evaluation_between_micro_batches_is_not_counted(tmp_path):
-    arguments = tiny.training_arguments(tmp_path, max_steps=3, gradient_accumulation_steps=2)
+    arguments = models.training_arguments(tmp_path, max_steps=3, gradient_accumulation_steps=2)
     between = Accumulating()
-    data = {"train_dataset": tiny.Tokens(32, mask=False), "eval_dataset": tiny.Tokens(8, mask=False)}
-    between.trainer = tiny.trainer(arguments, PerfCallback(), between, **data)
+    data = {"train_dataset": models.Tokens(32, mask=False), "eval_dataset": models.Tokens(8, mask=False)}
+    between.trainer = models.trainer(arguments, PerfCallback(), between, **data)
     between.trainer.train()
-    assert {*known(tmp_path)[2:]} == {2 * truth(tiny.llama(), ids(4, 16))}
+    assert {*known(tmp_path)[2:]} == {2 * truth(models.llama(), ids(4, 16))}
 
 
 def evaluating(kinds, *, gradients):
@@ -350,7 +349,7 @@ def evaluating(kinds, *, gradients):
                 module.eval()
                 with torch.set_grad_enabled(gradients):
                     for _ in range(10):
-                        module.net(torch.ones(16, tiny_lightning.WIDTH))
+                        module.net(torch.ones(16, lightning_kit.WIDTH))
                 module.train()
 
     return Evaluating()
@@ -359,11 +358,11 @@ def evaluating(kinds, *, gradients):
 @pytest.mark.parametrize("gradients", [False, True])
 @pytest.mark.parametrize("kind", ["Automatic", "Manual"])
 def test_what_callbacks_of_lightning_do_is_not_the_models(tmp_path, kind, gradients):
-    kinds = tiny_lightning.tree()
+    kinds = lightning_kit.tree()
     callbacks = kinds.PerfCallback(), evaluating(kinds, gradients=gradients)
-    trainer = tiny_lightning.trainer(tmp_path, *callbacks, max_steps=4 if kind == "Automatic" else 8)
-    trainer.fit(getattr(kinds, kind)(), tiny_lightning.loader())
-    product = 2 * 4 * tiny_lightning.WIDTH**2
+    trainer = lightning_kit.trainer(tmp_path, *callbacks, max_steps=4 if kind == "Automatic" else 8)
+    trainer.fit(getattr(kinds, kind)(), lightning_kit.loader())
+    product = 2 * 4 * lightning_kit.WIDTH**2
     each = 2 * product if kind == "Automatic" else 2 * 5 * product  # two layers, forward and backward twice
     assert {*known(tmp_path)[2:]} == {each}
 
@@ -378,9 +377,9 @@ class Own(Trainer):
 
 
 def test_a_trainer_that_announces_no_forward_is_counted_one_step_later(tmp_path):
-    arguments = tiny.training_arguments(tmp_path, max_steps=5)
-    tiny.trainer(arguments, PerfCallback(), kind=Own, train_dataset=tiny.Tokens(32, mask=False)).train()
-    true = truth(tiny.llama(), ids(4, 16))
+    arguments = models.training_arguments(tmp_path, max_steps=5)
+    models.trainer(arguments, PerfCallback(), kind=Own, train_dataset=models.Tokens(32, mask=False)).train()
+    true = truth(models.llama(), ids(4, 16))
     found = known(tmp_path)[2:]
     assert found == pytest.approx([true] * len(found), rel=1e-3)  # angles of positions are made without gradients
     assert found

@@ -4,12 +4,12 @@ import itertools
 from types import SimpleNamespace
 
 import pytest
-import tiny
 import torch
 from counted import counts, ids, known, left_behind, loop, truth
 from sampling import crossed
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
+from trainings import models
 from transformers import Trainer
 
 from perf_callbacks import PerfConfig, Summary
@@ -170,11 +170,11 @@ def test_the_counter_of_torch_leaves_what_was_compiled_eager():
 @pytest.mark.slow
 @HOOKS
 def test_a_model_compiled_before_the_trainer_of_transformers(tmp_path):
-    model = torch.compile(tiny.llama(), backend="aot_eager")
-    arguments = tiny.training_arguments(tmp_path, max_steps=5, logging_steps=10, remove_unused_columns=False)
-    Trainer(model, arguments, callbacks=[PerfCallback()], train_dataset=tiny.Tokens(32)).train()
+    model = torch.compile(models.llama(), backend="aot_eager")
+    arguments = models.training_arguments(tmp_path, max_steps=5, logging_steps=10, remove_unused_columns=False)
+    Trainer(model, arguments, callbacks=[PerfCallback()], train_dataset=models.Tokens(32)).train()
     assert graphs()["unique_graphs"] > 0
-    assert known(tmp_path)[1:] == [truth(tiny.llama(), ids(4, 16))] * 4  # as above
+    assert known(tmp_path)[1:] == [truth(models.llama(), ids(4, 16))] * 4  # as above
 
 
 @pytest.mark.filterwarnings("ignore:Using .torch.compile.module.. when there are global hooks")

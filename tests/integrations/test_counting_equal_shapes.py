@@ -4,11 +4,11 @@ import itertools
 import random
 
 import pytest
-import tiny
 import torch
 from counted import excluded, known
 from torch import nn
 from torch.nn.utils.rnn import pack_sequence, pad_packed_sequence
+from trainings import models, runs
 
 from perf_callbacks import PerfConfig
 from perf_callbacks.flops import fingerprint
@@ -148,9 +148,9 @@ def test_keys_that_grow_are_marked_until_a_recount_notices(tmp_path):
 
 
 def test_rows_of_flops_that_a_second_count_confirmed_have_no_mark(tmp_path):
-    arguments = tiny.training_arguments(tmp_path, max_steps=14, per_device_train_batch_size=1)
-    tiny.trainer(arguments, PerfCallback(PerfConfig(gc="off"))).train()
-    marked = [row.step for row in tiny.records(tmp_path, Row)[:-1] if ONCE in row.metrics]
+    arguments = models.training_arguments(tmp_path, max_steps=14, per_device_train_batch_size=1)
+    models.trainer(arguments, PerfCallback(PerfConfig(gc="off"))).train()
+    marked = [row.step for row in runs.records(tmp_path, Row)[:-1] if ONCE in row.metrics]
     assert excluded(tmp_path) == [2, RECOUNTS[0]]
     assert marked == [*range(3, RECOUNTS[0])]
 

@@ -4,11 +4,11 @@ from types import SimpleNamespace
 
 import accelerate
 import pytest
-import tiny
 import torch
 from counted import ANGLES, bits, counts, excluded, gpt2, ids, known, left_behind, loop, mamba, truth
 from peft import LoraConfig, get_peft_model
 from torch import nn
+from trainings import models, runs
 
 from perf_callbacks import PerfConfig
 from perf_callbacks.flops import offline
@@ -42,14 +42,14 @@ def compiled(model):
 
 
 MODELS = {
-    "llama": tiny.llama,
-    "eager attention": lambda: tiny.llama(attn_implementation="eager"),
+    "llama": models.llama,
+    "eager attention": lambda: models.llama(attn_implementation="eager"),
     "gpt2": gpt2,
     "mamba": mamba,
-    "checkpointed": lambda: checkpointed(tiny.llama().train()),
-    "bf16": lambda: tiny.llama().bfloat16(),
-    "frozen": lambda: tiny.llama().requires_grad_(requires_grad=False).train(),
-    "compiled": lambda: compiled(tiny.llama()),
+    "checkpointed": lambda: checkpointed(models.llama().train()),
+    "bf16": lambda: models.llama().bfloat16(),
+    "frozen": lambda: models.llama().requires_grad_(requires_grad=False).train(),
+    "compiled": lambda: compiled(models.llama()),
 }
 
 
@@ -64,7 +64,7 @@ def half_frozen(model):
 @pytest.mark.parametrize("kind", MODELS)
 def test_models_that_can_be_repeated_are_counted_offline(tmp_path, kind):
     model = MODELS[kind]() if kind != "frozen" else half_frozen(MODELS[kind]())
-    plain = tiny.llama() if kind == "compiled" else model
+    plain = models.llama() if kind == "compiled" else model
     true = {rows: truth(plain, ids(rows, 8)) for rows in (2, 3)}
     before = left_behind()
     loop(tmp_path, model, [ids(rows, 8) for rows in (2, 2, 3, 3)], flops="estimate")
@@ -84,8 +84,8 @@ def test_a_model_that_accelerate_has_prepared_for_bf16(tmp_path):
 
     accelerator = accelerate.Accelerator(cpu=True, mixed_precision="bf16", project_dir=str(tmp_path))
     perf = attach(accelerator, config=PerfConfig(flops="estimate"))
-    model = tiny.llama()
-    loader = torch.utils.data.DataLoader(tiny.Tokens(16, (16,), mask=False), batch_size=4)
+    model = models.llama()
+    loader = torch.utils.data.DataLoader(models.Tokens(16, (16,), mask=False), batch_size=4)
     model, optimizer, loader = accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=0.01), loader)
     for batch in loader:
         accelerator.backward(model(**batch).loss)
@@ -93,7 +93,7 @@ def test_a_model_that_accelerate_has_prepared_for_bf16(tmp_path):
         optimizer.zero_grad()
     perf.close()
     (record,) = counts(tmp_path)
-    assert (record.source, record.model_flops) == (COPY, truth(tiny.llama(), ids(4, 16)))
+    assert (record.source, record.model_flops) == (COPY, truth(models.llama(), ids(4, 16)))
     assert set(record.by_dtype) == HALF
 
 
@@ -113,13 +113,13 @@ class Plain(nn.Module):
 @pytest.mark.usefixtures("never_eager")
 def test_a_known_decoder_has_a_closed_form_marked_as_a_lower_bound(tmp_path, monkeypatch):
     monkeypatch.setattr(offline, "_emptied", None)
-    loop(tmp_path, tiny.llama(), [ids(2, 8)] * 4, flops="estimate")
+    loop(tmp_path, models.llama(), [ids(2, 8)] * 4, flops="estimate")
     (record,) = counts(tmp_path)
     assert (record.source, record.coverage, record.lower_bound) == ("closed form", None, True)
     weights, attention = 2 * (4 * 16 * 16 + 3 * 16 * 32 + 16 * 64) * 2 * 8, 4 * 2 * 8**2 * 16
-    assert record.model_flops == 3 * (weights + attention) <= truth(tiny.llama(), ids(2, 8))
+    assert record.model_flops == 3 * (weights + attention) <= truth(models.llama(), ids(2, 8))
     assert known(tmp_path) == [record.model_flops] * 4
-    (summary,) = tiny.records(tmp_path, Summary)
+    (summary,) = runs.records(tmp_path, Summary)
     assert summary.flops.lower_bound
 
 
@@ -127,7 +127,7 @@ def test_a_known_decoder_has_a_closed_form_marked_as_a_lower_bound(tmp_path, mon
 def test_an_unknown_model_has_no_flops_and_the_table_says_why(tmp_path):
     loop(tmp_path, Plain(), [ids(2, 8)] * 4, flops="estimate")
     assert counts(tmp_path) == []
-    (summary,) = tiny.records(tmp_path, Summary)
+    (summary,) = runs.records(tmp_path, Summary)
     assert summary.flops.unknown == "a fake-tensor copy of the model can't be run, and there is no closed form for it"
 
 
@@ -135,7 +135,7 @@ def test_an_unknown_model_has_no_flops_and_the_table_says_why(tmp_path):
 @pytest.mark.usefixtures("never_eager")
 @pytest.mark.parametrize("saved", [None, ["lm_head"]])
 def test_adapters_are_counted_offline(tmp_path, saved):
-    model = get_peft_model(tiny.llama(), LoraConfig(r=2, target_modules=["q_proj"], modules_to_save=saved))
+    model = get_peft_model(models.llama(), LoraConfig(r=2, target_modules=["q_proj"], modules_to_save=saved))
     loop(tmp_path, model, [ids(2, 8)] * 4, flops="estimate")
     (record,) = counts(tmp_path)
     assert (record.source, record.model_flops) == (COPY, truth(model, ids(2, 8)))
@@ -146,7 +146,7 @@ def test_of_what_reads_no_tokens_nothing_is_said(tmp_path):
     loop(tmp_path, nn.Linear(4, 4), [torch.ones(2, 4)] * 4, flops="estimate")
     assert counts(tmp_path) == []
     assert known(tmp_path) == [None] * 4
-    (summary,) = tiny.records(tmp_path, Summary)
+    (summary,) = runs.records(tmp_path, Summary)
     assert (summary.flops.model_flops, summary.flops.coverage) == (None, None)
 
 
@@ -169,7 +169,7 @@ def test_an_estimate_changes_no_bit(tmp_path):
 
 def test_hooks_of_the_user_are_not_called_for_an_estimate(tmp_path):
     calls = []
-    model = tiny.llama()
+    model = models.llama()
     model.register_forward_hook(lambda *_: calls.append("forward"))
     model.lm_head.weight.register_hook(lambda _: calls.append("gradient"))
     loop(tmp_path, model, [ids(2, 8)] * 4, flops="estimate")
@@ -180,7 +180,7 @@ def test_hooks_of_the_user_are_not_called_for_an_estimate(tmp_path):
 @pytest.mark.usefixtures("never_eager")
 def test_off_is_off(tmp_path, monkeypatch):
     monkeypatch.setattr(FlopCounter, "__init__", lambda _: pytest.fail("a counter was made"))
-    trainer = tiny.trainer(tiny.training_arguments(tmp_path), PerfCallback(PerfConfig(flops="off")))
+    trainer = models.trainer(models.training_arguments(tmp_path), PerfCallback(PerfConfig(flops="off")))
     trainer.train()
     assert counts(tmp_path) == []
     assert excluded(tmp_path) == []
@@ -188,4 +188,4 @@ def test_off_is_off(tmp_path, monkeypatch):
     keys = {key for row in trainer.state.log_history for key in row}
     assert "perf/step_time" in keys
     assert [key for key in keys if "flops" in key] == []
-    assert all("flops" not in key for row in tiny.records(tmp_path, Row) for key in row.metrics)
+    assert all("flops" not in key for row in runs.records(tmp_path, Row) for key in row.metrics)

@@ -4,11 +4,10 @@ import signal
 from types import SimpleNamespace
 
 import pytest
-import tiny
-import tiny_lightning
 import torch
 from counted import bits, counts, excluded, ids, known, left_behind, loop, truth
 from torch import nn
+from trainings import lightning_kit, models
 from transformers import TrainerCallback
 
 from perf_callbacks import PerfConfig
@@ -109,9 +108,9 @@ def test_a_loop_that_survives_an_error_is_not_miscounted(tmp_path, place, batche
 
 
 def fit(directory, one, flops="count", **options):
-    ours = tiny_lightning.tree().PerfCallback(PerfConfig(flops=flops))
-    trainer = tiny_lightning.trainer(directory, ours, **options)
-    trainer.fit(one, tiny_lightning.loader(32))
+    ours = lightning_kit.tree().PerfCallback(PerfConfig(flops=flops))
+    trainer = lightning_kit.trainer(directory, ours, **options)
+    trainer.fit(one, lightning_kit.loader(32))
     return trainer
 
 
@@ -119,7 +118,7 @@ def fit(directory, one, flops="count", **options):
 def test_batches_that_are_skipped_leave_nothing_behind(tmp_path, skip):
     fits = {}
     for flops in ("count", "off"):
-        one = tiny_lightning.tree().Automatic(skip=skip)
+        one = lightning_kit.tree().Automatic(skip=skip)
         trainer = fit(tmp_path / flops, one, flops, max_steps=6)
         fits[flops] = trainer.global_step, one.batches, bits(one)
     assert fits["count"] == fits["off"]
@@ -129,7 +128,7 @@ def test_batches_that_are_skipped_leave_nothing_behind(tmp_path, skip):
 
 
 def test_an_evaluation_of_another_shape_in_a_loop_is_not_counted(tmp_path):
-    model = tiny.llama()
+    model = models.llama()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     config = PerfConfig(output_dir=str(tmp_path))
     with measure(model=model, optimizer=optimizer, loader=[ids(2, 8)] * 5, config=config) as perf:
@@ -145,7 +144,7 @@ def test_an_evaluation_of_another_shape_in_a_loop_is_not_counted(tmp_path):
             with torch.no_grad():
                 model(**ids(1, 20))
             model.train()
-    true = truth(tiny.llama(), ids(2, 8))
+    true = truth(models.llama(), ids(2, 8))
     assert [record.model_flops for record in counts(tmp_path)] == [true]
     assert known(tmp_path)[1:] == [true] * 4
 
@@ -163,13 +162,13 @@ class Within(TrainerCallback):
 
 @pytest.mark.parametrize("step", [0, 1, 3])
 def test_a_fit_inside_a_fit_counts_for_itself(tmp_path, step):
-    arguments = tiny.training_arguments(tmp_path / "outer")
+    arguments = models.training_arguments(tmp_path / "outer")
     within = Within(tmp_path / "inner", step)
-    trainer = tiny.trainer(arguments, PerfCallback(), within, train_dataset=tiny.Tokens(32))
+    trainer = models.trainer(arguments, PerfCallback(), within, train_dataset=models.Tokens(32))
     trainer.train()
     inner = truth(nn.Linear(4, 4), rows()[0])
     assert known(tmp_path / "inner") == [inner] * 6
-    outer = truth(tiny.llama(), ids(4, 16))
+    outer = truth(models.llama(), ids(4, 16))
     extra = 6 * inner if step == 1 else 0  # it is part of the step that was counted
     (record,) = counts(tmp_path / "outer")
     assert record.model_flops in {outer, outer + extra}

@@ -4,11 +4,11 @@ import itertools
 import warnings as filters
 
 import pytest
-import tiny
 import torch
 from counted import bits, counts, gpt2, ids, known, left_behind, loop, truth
 from faults import EVALUATES_ALWAYS, Fault, parts, warnings
 from sampling import half_slow, sampled
+from trainings import models, runs
 from transformers import TrainerCallback
 
 from perf_callbacks import PerfConfig
@@ -92,14 +92,14 @@ class Cut:
 def outcome(directory, flops):
     """What training with all of it comes to."""
     spanning = Spanning()
-    arguments = tiny.training_arguments(directory, max_steps=5, logging_steps=2)
-    trainer = tiny.trainer(
+    arguments = models.training_arguments(directory, max_steps=5, logging_steps=2)
+    trainer = models.trainer(
         arguments,
         PerfCallback(PerfConfig(flops=flops)),
         spanning,
         model=gpt2(),
-        train_dataset=tiny.Tokens(32),
-        eval_dataset=tiny.Tokens(4),
+        train_dataset=models.Tokens(32),
+        eval_dataset=models.Tokens(4),
         data_collator=Cut(),
     )
     spanning.trainer = trainer
@@ -164,7 +164,7 @@ def test_a_part_that_breaks_inside_the_count_costs_its_own_numbers(  # noqa: PLR
         assert outcome(tmp_path, "count") == undisturbed
     assert left_behind() == before
     assert warnings(caplog, EVALUATES_ALWAYS) == []
-    (summary,) = tiny.records(tmp_path, Summary)
+    (summary,) = runs.records(tmp_path, Summary)
     assert (summary.steps, summary.failure) == (5, None)
     found = counts(tmp_path)
     told = any(record.errors or record.uncounted for record in found) or (not found and summary.flops.unknown)
@@ -183,18 +183,18 @@ def test_an_error_in_the_bookkeeping_does_not_change_the_number(tmp_path, monkey
         return inner(operands)
 
     monkeypatch.setattr(counters, "phase", broken)
-    model = tiny.llama()
+    model = models.llama()
     loop(tmp_path, model, [ids(2, 8)] * 4)
     monkeypatch.undo()
     (record,) = counts(tmp_path)
     assert record.errors
     assert all("ValueError" in what for what in record.errors)
-    assert (record.model_flops, record.lower_bound) == (truth(tiny.llama(), ids(2, 8)), False)
+    assert (record.model_flops, record.lower_bound) == (truth(models.llama(), ids(2, 8)), False)
 
 
 def test_a_model_without_an_estimate_is_named_without_a_warning(tmp_path, monkeypatch, caplog):
     Fault(monkeypatch, "flops.offline._emptied", 0)
-    loop(tmp_path, tiny.llama(), [ids(2, 8)] * 4, flops="estimate")
+    loop(tmp_path, models.llama(), [ids(2, 8)] * 4, flops="estimate")
     assert [record.source for record in counts(tmp_path)] == ["closed form"]
     assert warnings(caplog, EVALUATES_ALWAYS) == []
     assert known(tmp_path)[-1] == counts(tmp_path)[0].model_flops

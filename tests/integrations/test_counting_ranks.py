@@ -5,7 +5,7 @@ import json
 import pytest
 from counted import counts, known
 from forked import ranks, said
-from tiny import steps
+from trainings.runs import steps
 
 from perf_callbacks.kernel.records.fit_records import Window
 from perf_callbacks.kernel.records.journal_file import read

@@ -1,10 +1,10 @@
 """Why FLOPs or MFU are missing is said in the summary and in the table; where they come from, too."""
 
 import pytest
-import tiny
 import torch
 from counted import excluded, gpt2, ids, loop
 from torch import nn
+from trainings import models, runs
 
 from perf_callbacks import PerfConfig
 from perf_callbacks.flops import count_records
@@ -16,7 +16,7 @@ from perf_callbacks.transformers import PerfCallback
 
 def summary_of(directory, model, batches, **config):
     loop(directory, model, batches, **({"peak_tflops": "1"} | config))
-    (summary,) = tiny.records(directory, Summary)
+    (summary,) = runs.records(directory, Summary)
     return summary
 
 
@@ -25,7 +25,7 @@ def batches(steps=6, rows=4):
 
 
 def table(summary):
-    return [line.strip() for line in tiny.unwrapped(cards.closing(summary)).splitlines()]
+    return [line.strip() for line in runs.unwrapped(cards.closing(summary)).splitlines()]
 
 
 def test_of_a_fit_that_is_too_short(tmp_path):
@@ -116,9 +116,9 @@ def test_rows_have_the_share_of_counted_steps_and_the_lower_bound(tmp_path):
         def forward(self, x):
             return super().forward(torch.linalg.matrix_exp(x[:, :8] * 0) @ x)
 
-    arguments = tiny.training_arguments(tmp_path, max_steps=4)
-    tiny.trainer(arguments, PerfCallback(), train_dataset=tiny.Tokens(16)).train()
-    rows = [row.metrics for row in tiny.records(tmp_path, Row)][:-1]  # the last one is of the run
+    arguments = models.training_arguments(tmp_path, max_steps=4)
+    models.trainer(arguments, PerfCallback(), train_dataset=models.Tokens(16)).train()
+    rows = [row.metrics for row in runs.records(tmp_path, Row)][:-1]  # the last one is of the run
     assert all(
         row["perf/flops_known"] == 1 and "perf/flops_lower_bound" not in row for row in rows if "perf/mfu" in row
     )
@@ -135,9 +135,9 @@ def test_rows_have_the_share_of_counted_steps_and_the_lower_bound(tmp_path):
 
 
 def test_an_evaluation_in_each_step_is_why_there_are_no_metrics(tmp_path, caplog):
-    arguments = tiny.training_arguments(tmp_path, eval_strategy="steps", eval_steps=1, max_steps=5)
+    arguments = models.training_arguments(tmp_path, eval_strategy="steps", eval_steps=1, max_steps=5)
     ours = PerfCallback()
-    tiny.trainer(arguments, ours, eval_dataset=tiny.Tokens(4)).train()
+    models.trainer(arguments, ours, eval_dataset=models.Tokens(4)).train()
     said = [record.getMessage() for record in caplog.records if "no metrics" in record.getMessage()]
     assert said == ["perf_callbacks: no metrics at step 5: all steps since the last row are excluded (1 evaluation)."]
     (line,) = [line for line in table(ours.summary) if "unknown" in line]
@@ -145,5 +145,5 @@ def test_an_evaluation_in_each_step_is_why_there_are_no_metrics(tmp_path, caplog
 
 
 def test_rows_that_are_empty_at_the_start_need_no_word(tmp_path, caplog):
-    tiny.trainer(tiny.training_arguments(tmp_path, max_steps=4), PerfCallback()).train()
+    models.trainer(models.training_arguments(tmp_path, max_steps=4), PerfCallback()).train()
     assert not [record for record in caplog.records if "no metrics" in record.getMessage()]

@@ -3,9 +3,9 @@
 from types import SimpleNamespace
 
 import pytest
-import tiny
 import torch
 from counted import bits, counts, gpt2, ids, known, left_behind, loop, truth
+from trainings import models
 from transformers import TrainingArguments
 
 from perf_callbacks import PerfConfig
@@ -31,9 +31,9 @@ def dropping():
 
 
 def by_transformers(directory, flops, **arguments):
-    arguments = tiny.training_arguments(directory, max_steps=4, **arguments)
-    trainer = tiny.trainer(
-        arguments, PerfCallback(PerfConfig(flops=flops)), model=dropping(), train_dataset=tiny.Tokens(32)
+    arguments = models.training_arguments(directory, max_steps=4, **arguments)
+    trainer = models.trainer(
+        arguments, PerfCallback(PerfConfig(flops=flops)), model=dropping(), train_dataset=models.Tokens(32)
     )
     trainer.train()
     losses = [{key: value for key, value in row.items() if key in LOSSES} for row in trainer.state.log_history]

@@ -1,11 +1,10 @@
 """Steps that call the model in other ways than the counted one: FLOPs are right, or absent for a reason."""
 
 import pytest
-import tiny
-import tiny_lightning
 import torch
 from counted import counts, excluded, ids, known, loss_of, truth
 from torch import nn
+from trainings import lightning_kit, models
 from transformers import Trainer
 
 from perf_callbacks import PerfConfig
@@ -37,7 +36,7 @@ def skipping_loop(directory, steps, *, forward):
 
 
 def skipping_lightning(directory, steps, *, forward):
-    kinds = tiny_lightning.tree()
+    kinds = lightning_kit.tree()
 
     class Skipping(kinds.Automatic):
         def training_step(self, batch, batch_idx):
@@ -46,8 +45,8 @@ def skipping_lightning(directory, steps, *, forward):
             return None if skips else loss
 
     callback = kinds.PerfCallback(PerfConfig(gc="off"))
-    tiny_lightning.trainer(directory, callback, max_steps=steps).fit(Skipping(), tiny_lightning.loader())
-    once = 2 * 4 * tiny_lightning.WIDTH**2
+    lightning_kit.trainer(directory, callback, max_steps=steps).fit(Skipping(), lightning_kit.loader())
+    once = 2 * 4 * lightning_kit.WIDTH**2
     return callback.summary, once, 2 * once
 
 
@@ -59,9 +58,9 @@ def skipping_transformers(directory, steps, *, forward):
             return self.compute_loss(model, inputs).detach() if forward else torch.zeros(())
 
     callback = PerfCallback(PerfConfig(gc="off"))
-    arguments = tiny.training_arguments(directory, max_steps=steps, logging_steps=steps)
-    tiny.trainer(arguments, callback, kind=Skipping, train_dataset=tiny.Tokens(4 * steps, mask=False)).train()
-    model = tiny.llama()
+    arguments = models.training_arguments(directory, max_steps=steps, logging_steps=steps)
+    models.trainer(arguments, callback, kind=Skipping, train_dataset=models.Tokens(4 * steps, mask=False)).train()
+    model = models.llama()
     with FlopCounter() as counter:
         loss_of(model, ids(4, 16))
     return callback.summary, counter.work().model_flops, truth(model, ids(4, 16))
@@ -91,9 +90,9 @@ class Direct(Trainer):
 
 
 def test_a_backward_that_no_trainer_announces_is_counted(tmp_path):
-    arguments = tiny.training_arguments(tmp_path, max_steps=6)
-    tiny.trainer(arguments, PerfCallback(), kind=Direct, train_dataset=tiny.Tokens(32, mask=False)).train()
-    assert known(tmp_path)[2:] == [truth(tiny.llama(), ids(4, 16))] * 4
+    arguments = models.training_arguments(tmp_path, max_steps=6)
+    models.trainer(arguments, PerfCallback(), kind=Direct, train_dataset=models.Tokens(32, mask=False)).train()
+    assert known(tmp_path)[2:] == [truth(models.llama(), ids(4, 16))] * 4
 
 
 def train(directory, steps, step, **options):

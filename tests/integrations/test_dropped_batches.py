@@ -3,13 +3,13 @@
 import lightning
 import numpy as np
 import pytest
-import tiny_lightning
 import torch
-from accelerated import an_accelerator
 from sampling import crossed
-from tiny import steps
 from torch import nn
 from torch.utils.data import DataLoader
+from trainings import lightning_kit
+from trainings.accelerated import an_accelerator
+from trainings.runs import steps
 
 from perf_callbacks import PerfConfig
 from perf_callbacks.accelerate import attach
@@ -369,6 +369,6 @@ class Iterating(Skipping):
 @pytest.mark.parametrize("module", [Skipping, Iterating])
 def test_a_batch_that_lightning_skips_has_no_samples(tmp_path, module):
     ours = PerfCallback(PerfConfig(output_dir=str(tmp_path), gc="off", peak_tflops="1"))
-    trainer = tiny_lightning.trainer(tmp_path, ours, max_steps=60)
+    trainer = lightning_kit.trainer(tmp_path, ours, max_steps=60)
     trainer.fit(module(), torch.utils.data.DataLoader(ALL_SIZES, batch_size=None))
     assert ours.summary.samples == sum(len(x) for place, x in enumerate(ALL_SIZES) if place % 3 != 2)

@@ -10,9 +10,9 @@ from faults import ERRORS, Fault, break_clock, ended, faults, shared, warnings
 from forked import run
 from jobs import IMPORTS
 from sampling import crossed, half_slow, of_the_day, sampled
-from tiny import records, steps
 from trainings.doors import INTEGRATIONS
 from trainings.lightning_trainer import LightningTraining
+from trainings.runs import records, steps
 from trainings.training import collect
 
 from perf_callbacks.kernel.failures import describe

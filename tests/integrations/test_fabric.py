@@ -3,10 +3,10 @@
 import pytest
 import torch
 from lightning.fabric import Fabric
-from slow_backward import SlowBackward
-from tiny import records, steps
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
+from trainings.models import SlowBackward
+from trainings.runs import records, steps
 
 from perf_callbacks import PerfConfig
 from perf_callbacks.kernel.records.fit_records import Summary

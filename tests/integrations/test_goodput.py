@@ -5,9 +5,9 @@ import json
 import weakref
 
 import pytest
-import tiny
 from accelerate import accelerator as accelerator_module
 from lightning.pytorch.core.hooks import CheckpointHooks
+from trainings import models
 from trainings.doors import DOORS
 from trainings.runs import opened, records
 from transformers import Trainer
@@ -127,7 +127,7 @@ def test_reading_a_checkpoint_in_a_loop_of_the_users_is_unknown(tmp_path, capsys
 
 def test_a_trainer_that_never_trains_is_freed_and_leaves_the_class_as_it_was(tmp_path):
     before = {**vars(Trainer)}
-    trainer = tiny.trainer(tiny.training_arguments(tmp_path), PerfCallback())
+    trainer = models.trainer(models.training_arguments(tmp_path), PerfCallback())
     assert vars(Trainer) != before
     copy.deepcopy(trainer.callback_handler.callbacks)
     gone = weakref.ref(trainer)
@@ -138,8 +138,8 @@ def test_a_trainer_that_never_trains_is_freed_and_leaves_the_class_as_it_was(tmp
 
 def test_a_trainer_that_is_freed_leaves_the_next_one_watched(tmp_path):
     ours = PerfCallback()
-    first = tiny.trainer(tiny.training_arguments(tmp_path), ours)
-    second = tiny.trainer(tiny.training_arguments(tmp_path), ours)
+    first = models.trainer(models.training_arguments(tmp_path), ours)
+    second = models.trainer(models.training_arguments(tmp_path), ours)
     watched = {**vars(type(second))}
     del first
     assert vars(type(second)) == watched

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from accelerated import an_accelerator, prepared, rows_of_tokens
-from tiny import Tokens, llama
 from torch.utils.data import DataLoader
+from trainings.accelerated import an_accelerator, prepared, rows_of_tokens
+from trainings.models import Tokens, llama
 
 import perf_callbacks
 from perf_callbacks import PerfConfig

@@ -6,8 +6,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-import tiny
-import tiny_lightning
+from trainings import lightning_kit, models
 from transformers import Trainer, TrainerCallback
 
 import perf_callbacks
@@ -55,8 +54,8 @@ def test_frames_of_a_step_in_the_hugging_face_trainer(tmp_path):
         def on_step_end(self, *_args, **_kwargs):
             frames.end_step()
 
-    arguments = tiny.training_arguments(tmp_path, max_steps=130, logging_steps=1000)
-    trainer = tiny.trainer(arguments, PerfCallback(), Ends(), train_dataset=tiny.Tokens(520))
+    arguments = models.training_arguments(tmp_path, max_steps=130, logging_steps=1000)
+    trainer = models.trainer(arguments, PerfCallback(), Ends(), train_dataset=models.Tokens(520))
     with frames:
         trainer.train()
     assert sum(frames.ordinary.values()) <= (9 if TOLD else 16), frames.ordinary
@@ -65,7 +64,7 @@ def test_frames_of_a_step_in_the_hugging_face_trainer(tmp_path):
 @pytest.mark.skipif(not TOLD, reason="no test of Lightning depends on transformers: make test runs it")
 @pytest.mark.parametrize("scheduled", [False, True], ids=["", "with a scheduler"])
 def test_frames_of_a_step_in_the_lightning_trainer(tmp_path, scheduled):
-    kinds, frames = tiny_lightning.tree(), Frames()
+    kinds, frames = lightning_kit.tree(), Frames()
 
     class Ends(kinds.Callback):
         def on_train_batch_end(self, *_args, **_kwargs):
@@ -76,7 +75,7 @@ def test_frames_of_a_step_in_the_lightning_trainer(tmp_path, scheduled):
             configured = super().configure_optimizers()
             return configured if scheduled else configured["optimizer"]
 
-    trainer = tiny_lightning.trainer(tmp_path, kinds.PerfCallback(), Ends(), max_steps=130, log_every_n_steps=1000)
+    trainer = lightning_kit.trainer(tmp_path, kinds.PerfCallback(), Ends(), max_steps=130, log_every_n_steps=1000)
     with frames:
-        trainer.fit(Module(), tiny_lightning.loader(520))
+        trainer.fit(Module(), lightning_kit.loader(520))
     assert sum(frames.ordinary.values()) <= (12 if scheduled else 10), frames.ordinary

@@ -4,12 +4,12 @@ A counter that left the thread's modes in there would leave keys without a mode,
 """
 
 import pytest
-import tiny_lightning
 import torch
-from accelerated import an_accelerator
 from counted import known
 from torch import nn
 from torch.utils.data import DataLoader
+from trainings import lightning_kit
+from trainings.accelerated import an_accelerator
 
 from perf_callbacks import PerfConfig
 from perf_callbacks.accelerate import attach
@@ -61,7 +61,7 @@ def accelerate(directory, *, evaluates):
 
 
 def lightning(directory, *, evaluates):
-    kinds = tiny_lightning.tree()
+    kinds = lightning_kit.tree()
 
     class Makes(kinds.Callback):
         def on_train_batch_start(self, *_):
@@ -69,8 +69,8 @@ def lightning(directory, *, evaluates):
 
     validation = {"val_check_interval": 1, "check_val_every_n_epoch": None} if evaluates else {}
     config = PerfConfig(output_dir=str(directory))
-    trainer = tiny_lightning.trainer(directory, Makes(), kinds.PerfCallback(config), max_steps=STEPS, **validation)
-    trainer.fit(kinds.Automatic(), tiny_lightning.loader(), tiny_lightning.loader() if evaluates else None)
+    trainer = lightning_kit.trainer(directory, Makes(), kinds.PerfCallback(config), max_steps=STEPS, **validation)
+    trainer.fit(kinds.Automatic(), lightning_kit.loader(), lightning_kit.loader() if evaluates else None)
 
 
 @pytest.mark.parametrize("way", [loop, accelerate, lightning], ids=lambda way: way.__name__)

@@ -3,8 +3,8 @@
 import importlib
 
 import pytest
-import tiny_lightning
-from tiny import records
+from trainings import lightning_kit
+from trainings.runs import records
 
 from perf_callbacks.kernel.records.fit_records import Run
 
@@ -34,23 +34,23 @@ def _as_from_a_command_line(monkeypatch):
 
 
 def run(directory, framework, config):
-    kinds = tiny_lightning.tree(framework)
+    kinds = lightning_kit.tree(framework)
 
     class Data(kinds.pl.LightningDataModule):
         def train_dataloader(self):
-            return tiny_lightning.loader()
+            return lightning_kit.loader()
 
     file = directory / "config.yaml"
     file.write_text(YAML.format(root=directory, framework=framework, config=config))
-    cli = importlib.import_module(f"{tiny_lightning.FRAMEWORKS[framework]}.cli").LightningCLI
+    cli = importlib.import_module(f"{lightning_kit.FRAMEWORKS[framework]}.cli").LightningCLI
     arguments = ["fit", "--config", str(file)]
     return cli(kinds.Automatic, Data, args=arguments, save_config_callback=None)
 
 
-@pytest.mark.parametrize("framework", tiny_lightning.FRAMEWORKS)
+@pytest.mark.parametrize("framework", lightning_kit.FRAMEWORKS)
 def test_a_fit_is_configured_from_yaml(tmp_path, framework):
     cli = run(tmp_path, framework, "{gc_interval: 11, gc: observe, peak_tflops: bf16=989.5}")
-    (ours,) = [one for one in cli.trainer.callbacks if isinstance(one, tiny_lightning.tree(framework).PerfCallback)]
+    (ours,) = [one for one in cli.trainer.callbacks if isinstance(one, lightning_kit.tree(framework).PerfCallback)]
     assert ours.summary.steps == 3
     (opened,) = records(tmp_path, Run)
     assert (opened.config["gc_interval"], opened.config["gc"]) == (11, "observe")

@@ -1,9 +1,9 @@
 """Ends that only a Lightning fit has: a `StopIteration`, another fit of the same trainer, hooks after a step."""
 
 import pytest
-import tiny_lightning
-from tiny import records
+from trainings import lightning_kit
 from trainings.lightning_trainer import LightningTraining
+from trainings.runs import records
 
 from perf_callbacks.kernel.records.fit_records import Summary
 
@@ -55,20 +55,20 @@ def test_a_stop_iteration_of_another_callback_has_its_usual_effect(tmp_path, hoo
             raise StopIteration
 
     def outcome(directory, *callbacks):
-        stopper = tiny_lightning.tree().Callback()
+        stopper = lightning_kit.tree().Callback()
         setattr(stopper, hook, stop)
-        trainer = tiny_lightning.trainer(directory, *callbacks, stopper, max_steps=-1, max_epochs=2)
-        trainer.fit(tiny_lightning.tree().Automatic(), tiny_lightning.loader(12))
+        trainer = lightning_kit.trainer(directory, *callbacks, stopper, max_steps=-1, max_epochs=2)
+        trainer.fit(lightning_kit.tree().Automatic(), lightning_kit.loader(12))
         return trainer.global_step, trainer.current_epoch, trainer.fit_loop.epoch_loop._batches_that_stepped
 
-    ours = tiny_lightning.tree().PerfCallback()
+    ours = lightning_kit.tree().PerfCallback()
     found = outcome(tmp_path / "with", ours)
     assert found == outcome(tmp_path / "without")
     assert ours.summary.steps == found[0]
 
 
 def test_a_step_whose_hooks_raise_is_a_step_that_was_done(tmp_path):
-    kinds = tiny_lightning.tree()
+    kinds = lightning_kit.tree()
 
     class Raises(kinds.Callback):
         def on_train_batch_end(self, trainer, *_):
@@ -76,7 +76,7 @@ def test_a_step_whose_hooks_raise_is_a_step_that_was_done(tmp_path):
                 raise RuntimeError("no more")
 
     ours = kinds.PerfCallback()
-    trainer = tiny_lightning.trainer(tmp_path, ours, Raises())
+    trainer = lightning_kit.trainer(tmp_path, ours, Raises())
     with pytest.raises(RuntimeError, match="no more"):
-        trainer.fit(kinds.Automatic(), tiny_lightning.loader())
+        trainer.fit(kinds.Automatic(), lightning_kit.loader())
     assert (ours.summary.steps, ours.summary.failure) == (3, "RuntimeError: no more")

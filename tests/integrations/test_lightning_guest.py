@@ -6,15 +6,14 @@ import pickle
 import weakref
 
 import pytest
-import tiny
-import tiny_lightning
 import torch
+from trainings import lightning_kit, runs
 
-BOTH = pytest.mark.parametrize("of", tiny_lightning.FRAMEWORKS)
+BOTH = pytest.mark.parametrize("of", lightning_kit.FRAMEWORKS)
 
 
 def own_kind(of, kind, **members):
-    tree = tiny_lightning.tree(of)
+    tree = lightning_kit.tree(of)
     return type(kind, (getattr(tree, kind),), members)()
 
 
@@ -27,12 +26,12 @@ def test_the_step_of_the_module_gets_the_closure_of_lightning(tmp_path):
         seen.append((optimizer_closure, type(optimizer_closure)))
         optimizer.step(closure=optimizer_closure)
 
-    ours = tiny_lightning.tree().PerfCallback()
+    ours = lightning_kit.tree().PerfCallback()
     module = own_kind("lightning", "Automatic", optimizer_step=optimizer_step)
-    tiny_lightning.trainer(tmp_path, ours).fit(module, tiny_lightning.loader())
+    lightning_kit.trainer(tmp_path, ours).fit(module, lightning_kit.loader())
     assert [kind for _, kind in seen] == [Closure] * 6
     assert not any("closure" in vars(closure) for closure, _ in seen)
-    assert all(step["forward_time"] > 0 for step in tiny.steps(tmp_path))
+    assert all(step["forward_time"] > 0 for step in runs.steps(tmp_path))
 
 
 def test_a_step_that_fails_leaves_the_closure_as_it_was(tmp_path):
@@ -46,18 +45,18 @@ def test_a_step_that_fails_leaves_the_closure_as_it_was(tmp_path):
 
     module = own_kind("lightning", "Automatic", optimizer_step=optimizer_step)
     with pytest.raises(RuntimeError, match="no"):
-        tiny_lightning.trainer(tmp_path, tiny_lightning.tree().PerfCallback()).fit(module, tiny_lightning.loader())
+        lightning_kit.trainer(tmp_path, lightning_kit.tree().PerfCallback()).fit(module, lightning_kit.loader())
     assert len(seen) == 3
     assert not any("closure" in vars(closure) for closure in seen)
 
 
-@pytest.mark.parametrize("of", tiny_lightning.FRAMEWORKS)
+@pytest.mark.parametrize("of", lightning_kit.FRAMEWORKS)
 def test_loggers_get_metrics_by_name(tmp_path, of):
-    logger = tiny_lightning.tree(of).CSVLogger(tmp_path)
+    logger = lightning_kit.tree(of).CSVLogger(tmp_path)
     rows, inner = [], logger.log_metrics
     logger.log_metrics = lambda **named: (rows.append(named), inner(**named))
-    tiny_lightning.trainer(tmp_path, tiny_lightning.tree(of).PerfCallback(), of=of, logger=logger).fit(
-        tiny_lightning.tree(of).Automatic(), tiny_lightning.loader()
+    lightning_kit.trainer(tmp_path, lightning_kit.tree(of).PerfCallback(), of=of, logger=logger).fit(
+        lightning_kit.tree(of).Automatic(), lightning_kit.loader()
     )
     assert any("perf/step_time" in row["metrics"] for row in rows)
     assert {*map(frozenset, rows)} == {frozenset({"metrics", "step"})}
@@ -73,17 +72,17 @@ class Fails:
         def fail(*_):
             raise RuntimeError(self.where)
 
-        return type("Failing", (tiny_lightning.tree(of).Callback,), {self.where: fail})()
+        return type("Failing", (lightning_kit.tree(of).Callback,), {self.where: fail})()
 
 
 @pytest.mark.parametrize("where", [None, "on_train_start", "on_train_batch_end"])
 def test_the_list_of_callbacks_is_the_one_that_it_was(tmp_path, where):
-    other = tiny_lightning.tree().Callback() if where is None else Fails(where)("lightning")
-    trainer = tiny_lightning.trainer(tmp_path, tiny_lightning.tree().PerfCallback(), other)
+    other = lightning_kit.tree().Callback() if where is None else Fails(where)("lightning")
+    trainer = lightning_kit.trainer(tmp_path, lightning_kit.tree().PerfCallback(), other)
     callbacks = trainer.callbacks
     before = [*callbacks]
     try:
-        trainer.fit(tiny_lightning.tree().Automatic(), tiny_lightning.loader())
+        trainer.fit(lightning_kit.tree().Automatic(), lightning_kit.loader())
     except RuntimeError as error:
         assert str(error) == where  # noqa: PT017 it may raise
     assert trainer.callbacks is callbacks
@@ -96,7 +95,7 @@ class Copying:
     def __init__(self, of):
         self.kept = []
         self.callback = type(
-            "Copying", (tiny_lightning.tree(of).Callback,), {"on_train_batch_end": self.at}
+            "Copying", (lightning_kit.tree(of).Callback,), {"on_train_batch_end": self.at}
         )()  # a bound method
 
     def at(self, trainer, module, _outputs, _batch, batch_idx):
@@ -113,9 +112,9 @@ class Copying:
 
 def test_what_is_copied_in_mid_fit_works(tmp_path):
     copying = Copying("lightning")
-    ours = tiny_lightning.tree().PerfCallback()
-    trainer = tiny_lightning.trainer(tmp_path, ours, copying.callback)
-    trainer.fit(tiny_lightning.tree().Automatic(), tiny_lightning.loader())
+    ours = lightning_kit.tree().PerfCallback()
+    trainer = lightning_kit.trainer(tmp_path, ours, copying.callback)
+    trainer.fit(lightning_kit.tree().Automatic(), lightning_kit.loader())
     module, optimizer, loader, plugin, loaded, again = copying.kept
     assert ours.summary.steps == 6
     module.net(torch.ones(1, 4))
@@ -130,11 +129,11 @@ def test_what_is_copied_in_mid_fit_works(tmp_path):
 
 @BOTH
 def test_a_trainer_and_its_module_are_freed_though_the_callback_is_kept(tmp_path, of):
-    ours = tiny_lightning.tree(of).PerfCallback()
+    ours = lightning_kit.tree(of).PerfCallback()
 
     def fit():
-        trainer, module = tiny_lightning.trainer(tmp_path, ours, of=of), tiny_lightning.tree(of).Automatic()
-        trainer.fit(module, tiny_lightning.loader())
+        trainer, module = lightning_kit.trainer(tmp_path, ours, of=of), lightning_kit.tree(of).Automatic()
+        trainer.fit(module, lightning_kit.loader())
         return [weakref.ref(one) for one in (trainer, module, module.net, trainer.optimizers[0])]
 
     gone = fit()

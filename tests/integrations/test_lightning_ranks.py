@@ -1,9 +1,9 @@
 """Two ranks of a Lightning trainer: each measures itself, rank 0 logs."""
 
 import pytest
-import tiny_lightning
 from launching import python
-from tiny import records, steps
+from trainings import lightning_kit
+from trainings.runs import records, steps
 
 from perf_callbacks.kernel.records.fit_records import Row, Run, Summary
 
@@ -77,7 +77,7 @@ def test_each_rank_has_its_journal_and_the_logger_has_rows_of_rank_0(tmp_path, l
     assert output.count("6 steps, 4 measured") == 1, output
     assert ("summary here: True" in output) == (strategy != "ddp_spawn")
 
-    lines = tiny_lightning.logged(tmp_path)
+    lines = lightning_kit.logged(tmp_path)
     assert [line["step"] for line in lines if "loss" in line] == [0, 1, 2, 3, 4, 5]
     logged = [line for line in lines if "perf/step_time" in line]
     assert [line["step"] for line in logged] == [2, 3, 4, 5]  # after the first, and the one whose FLOPs are counted

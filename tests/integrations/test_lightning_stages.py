@@ -1,10 +1,10 @@
 """Stages of a Lightning fit whose batches come from an iterator."""
 
 import pytest
-import tiny_lightning
 import torch
-from tiny import steps
+from trainings import lightning_kit
 from trainings.lightning_trainer import LightningTraining, item
+from trainings.runs import steps
 from trainings.sleep import SLOW, Sleep
 
 
@@ -44,7 +44,7 @@ def test_the_wait_for_an_iterator_is_data(tmp_path, sleep):
 
 
 def test_an_iterator_made_between_epochs_is_data(tmp_path, sleep):
-    class Stream(tiny_lightning.Numbers, torch.utils.data.IterableDataset):
+    class Stream(lightning_kit.Numbers, torch.utils.data.IterableDataset):
         __len__ = None
 
         def __iter__(self):

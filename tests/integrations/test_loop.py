@@ -12,10 +12,11 @@ import pytest
 import torch
 from forked import run
 from metric_keys import LOGGED
-from tiny import Tokens, llama, records, steps
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, Dataset, IterableDataset
+from trainings.models import Tokens, llama
+from trainings.runs import records, steps
 
 from perf_callbacks import PerfConfig
 from perf_callbacks.kernel.records.fit_records import Gc, Row, Run, Steps, Summary as SummaryRecord

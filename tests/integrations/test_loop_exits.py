@@ -5,8 +5,8 @@ from contextlib import nullcontext
 import pytest
 import torch
 from faults import Fault, ended
-from tiny import steps
 from trainings.plain_loop import LoopTraining
+from trainings.runs import steps
 
 from perf_callbacks import PerfConfig
 from perf_callbacks.loop import measure

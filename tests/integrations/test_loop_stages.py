@@ -9,11 +9,11 @@ from io import BytesIO
 
 import pytest
 import torch
-from tiny import records, steps as steps_of
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 from trainings.models import Model, Optimizer
 from trainings.plain_loop import LoopTraining
+from trainings.runs import records, steps as steps_of
 from trainings.sleep import Sleep, assert_in_stage, fit
 
 from perf_callbacks import PerfConfig

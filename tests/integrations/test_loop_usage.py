@@ -1,12 +1,12 @@
 """Wrong uses of each way in, and the sentence that each of them gets."""
 
 import accelerate
-import accelerated
 import pytest
 import torch
 from lightning.pytorch import LightningModule, Trainer as LightningTrainer
 from torch import nn
 from torch.utils.data import DataLoader
+from trainings import accelerated
 from transformers import Trainer, TrainingArguments
 
 import perf_callbacks.accelerate

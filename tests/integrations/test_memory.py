@@ -5,7 +5,6 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
-import tiny
 import torch
 from fake_watchdog import FakeWatchdog
 from metric_keys import needing
@@ -13,6 +12,7 @@ from nvml_stub import INSTANCE, load, uuid
 from torch import nn
 from torch.optim import optimizer as optimizers
 from torch.utils.checkpoint import checkpoint
+from trainings import models
 from trainings.doors import DOORS
 
 from perf_callbacks import PerfConfig
@@ -274,7 +274,7 @@ def test_an_optimizer_of_another_model_is_left_out(tmp_path):
 
 @pytest.mark.filterwarnings("ignore:Seems like .optimizer.step")
 def test_a_step_in_which_no_optimizer_steps_is_followed_by_another(tmp_path):
-    model = tiny.llama()
+    model = models.llama()
     optimizer, calls = sgd(model), []
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda _: 1.0)
     real = optimizer.step
@@ -284,8 +284,8 @@ def test_a_step_in_which_no_optimizer_steps_is_followed_by_another(tmp_path):
         return None if len(calls) == 2 else real(closure)  # a gradient scaler skips a step
 
     optimizer.step = step
-    arguments = tiny.training_arguments(tmp_path)
-    tiny.trainer(arguments, PerfCallback(), model=model, optimizers=(optimizer, schedule)).train()
+    arguments = models.training_arguments(tmp_path)
+    models.trainer(arguments, PerfCallback(), model=model, optimizers=(optimizer, schedule)).train()
     (parts,) = recorded(tmp_path, Memory)
     assert (parts.step, parts.activations_gb) == (3, None)
     assert parts.optimizer_gb == parts.gradients_gb > 0

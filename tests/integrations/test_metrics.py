@@ -6,8 +6,9 @@ from time import perf_counter
 import pytest
 import torch
 from metric_keys import keys
-from tiny import Tokens, llama, records
 from torch.utils.data import DataLoader
+from trainings.models import Tokens, llama
+from trainings.runs import records
 
 from perf_callbacks import PerfConfig
 from perf_callbacks.integrations.loop import measurement

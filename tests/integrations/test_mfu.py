@@ -6,9 +6,10 @@ import pytest
 import torch
 from counted import ids, loop
 from metric_keys import needing
-from tiny import llama, records, unwrapped
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
+from trainings.models import llama
+from trainings.runs import records, unwrapped
 
 from perf_callbacks import PerfConfig
 from perf_callbacks.flops import count_records

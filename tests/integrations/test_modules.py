@@ -1,11 +1,11 @@
 """FLOPs by module of real trainings: they sum to the step, whatever wraps the model, and cost the training nothing."""
 
 import pytest
-import tiny
 import torch
 from counted import bits, counts, ids, known, left_behind, loop
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
+from trainings import models
 from trainings.doors import DOORS
 
 from perf_callbacks.flops.counting.module_shares import ModuleShares
@@ -105,7 +105,7 @@ def test_a_failure_costs_the_modules_and_one_line(tmp_path, monkeypatch, caplog)
 
 
 def test_an_estimate_on_a_copy_has_modules(tmp_path):
-    loop(tmp_path, tiny.llama(), [ids(2, 8)] * 4, flops="estimate")
+    loop(tmp_path, models.llama(), [ids(2, 8)] * 4, flops="estimate")
     (record,) = counts(tmp_path)
     assert record.source == "fake-tensor copy"
     assert {*multiplying(record)} - {"model.rotary_emb"} == LLAMA

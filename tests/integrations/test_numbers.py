@@ -6,11 +6,11 @@ Truth is counted step by step, by a counter of these tests, in another run of th
 from math import prod
 
 import pytest
-import tiny_lightning
 import torch
 from counted import known
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
+from trainings import lightning_kit
 
 from perf_callbacks import PerfConfig
 from perf_callbacks.loop import measure
@@ -136,16 +136,16 @@ def test_ways_to_train(tmp_path, way):
 
 def test_a_penalty_in_some_steps_of_a_trainer(tmp_path):
     """Neither two nor any of the steps that are counted again has one."""
-    kinds = tiny_lightning.tree()
+    kinds = lightning_kit.tree()
 
     class Penalized(kinds.Automatic):
         def training_step(self, batch, batch_idx):
             loss = self.net(batch).sum()
             return loss + penalty(self.net, batch) if batch_idx % 7 == 0 else loss
 
-    trainer = tiny_lightning.trainer(tmp_path, kinds.PerfCallback(), max_steps=24)
-    trainer.fit(Penalized(), tiny_lightning.loader(rows=96))
-    plain = 2 * (2 * 4 * tiny_lightning.WIDTH**2)
+    trainer = lightning_kit.trainer(tmp_path, kinds.PerfCallback(), max_steps=24)
+    trainer.fit(Penalized(), lightning_kit.loader(rows=96))
+    plain = 2 * (2 * 4 * lightning_kit.WIDTH**2)
     more = {step: flops for step, flops in enumerate(known(tmp_path), start=1) if flops not in {plain, None}}
     assert {*more} <= {1, 8, 15, 22}
     assert more

@@ -1,11 +1,10 @@
 """Arguments that make evaluations and checkpoints rarer, as the trainer of a program accepts them."""
 
 import pytest
-import tiny
-import tiny_lightning
 import torch
 from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
 from lightning.pytorch.plugins import Precision
+from trainings import lightning_kit, models
 
 from perf_callbacks.integrations.lightning import options as of_lightning
 from perf_callbacks.integrations.transformers import options as of_transformers
@@ -17,7 +16,7 @@ PLATEAU = "Trainer(check_val_every_n_epoch=3), and frequency={} in the configura
 
 def written(directory, *callbacks, apart=6, scheduler=None, **arguments):
     """The sentences for a third of the evaluations and checkpoints, which were `apart` steps apart, and the options."""
-    kinds = tiny_lightning.tree()
+    kinds = lightning_kit.tree()
     sentences = {}
 
     class Module(kinds.Automatic):
@@ -34,8 +33,8 @@ def written(directory, *callbacks, apart=6, scheduler=None, **arguments):
             sentences["options"] = of_lightning.effective(self.trainer)
 
     arguments = {"max_epochs": 1, "max_steps": -1, "enable_checkpointing": True, **arguments}
-    trainer = tiny_lightning.trainer(directory, *callbacks, **arguments)
-    trainer.fit(Module(), tiny_lightning.loader(), tiny_lightning.loader())
+    trainer = lightning_kit.trainer(directory, *callbacks, **arguments)
+    trainer.fit(Module(), lightning_kit.loader(), lightning_kit.loader())
     return sentences
 
 
@@ -82,6 +81,6 @@ def test_lightnings_arguments_are_named_for_spans_of_their_own(tmp_path, apart, 
 
 @pytest.mark.parametrize(("apart", "sentence"), [(300, "TrainingArguments(save_steps=900)"), (2, None)])
 def test_save_steps_is_named_for_saves_of_the_trainer(tmp_path, apart, sentence):
-    rarer = of_transformers.rarer(tiny.training_arguments(tmp_path, save_strategy="steps", save_steps=500))
+    rarer = of_transformers.rarer(models.training_arguments(tmp_path, save_strategy="steps", save_steps=500))
     assert rarer[CHECKPOINT].written(3 * apart, 3) == (sentence or "one after every 6 steps")
     assert Rarer("TrainingArguments(save_steps={steps})").written(6, 3) == "TrainingArguments(save_steps=6)"

@@ -2,8 +2,8 @@
 
 import pytest
 import torch
-from tiny import records
 from trainings.doors import DOORS, INTEGRATIONS
+from trainings.runs import records
 
 from perf_callbacks.journal import OutOfMemory
 from perf_callbacks.kernel.process.device import Cpu

@@ -3,9 +3,9 @@
 import os
 
 import pytest
-import tiny
 import torch
 from torch import nn
+from trainings import models, runs
 
 from perf_callbacks import PerfConfig
 from perf_callbacks.kernel.records.fit_records import Finding
@@ -52,18 +52,18 @@ def loop(directory, model, **config):
 
 def trainer(directory, model, **config):
     callback = PerfCallback(PerfConfig(**config))
-    tiny.trainer(tiny.training_arguments(directory, max_steps=STEPS), callback, model=model).train()
+    models.trainer(models.training_arguments(directory, max_steps=STEPS), callback, model=model).train()
     return callback.summary
 
 
 @pytest.mark.parametrize("train", [loop, trainer])
 def test_copies_are_a_finding_with_their_operation(tmp_path, train):
     summary = train(tmp_path, Transposing(), profile="5:2")
-    (profile,) = tiny.records(tmp_path, Profile)
+    (profile,) = runs.records(tmp_path, Profile)
     (found,) = [one for one in summary.findings if one.cause == "copy"]
     assert 0 < found.share <= sum([one.seconds for one in profile.copies]) / profile.span_seconds
     assert "of 2 profiled steps: aten::contiguous, " in found.evidence
-    assert found in [one for one in tiny.records(tmp_path, Finding) if one.cause == "copy"]
+    assert found in [one for one in runs.records(tmp_path, Finding) if one.cause == "copy"]
 
 
 @pytest.mark.parametrize("train", [loop, trainer])

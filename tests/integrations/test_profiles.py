@@ -11,10 +11,10 @@ import sys
 import pytest
 import torch
 from launching import run_ranks
-from tiny import records, steps
 from torch import nn
 from torch.profiler import ProfilerActivity, profile, schedule
 from trainings.doors import DOORS
+from trainings.runs import records, steps
 
 from perf_callbacks import session
 from perf_callbacks.commands import main

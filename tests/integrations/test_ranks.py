@@ -8,7 +8,7 @@ import integration_process
 import pytest
 from jobs import AGREE, NO_WAIT, WINDOW, Job
 from metric_keys import needing
-from tiny import records, steps
+from trainings.runs import records, steps
 
 from perf_callbacks.kernel.records.fit_records import Gc, Run, Summary, Window
 from perf_callbacks.kernel.records.metric_table import DEVICES

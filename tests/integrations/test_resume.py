@@ -1,8 +1,8 @@
 """A run goes on from one attempt to the next with a checkpoint: in its id, its steps and its totals."""
 
 import pytest
-import tiny_lightning
 from sampling import crossed
+from trainings import lightning_kit
 from trainings.doors import DOORS
 from trainings.runs import numbers, opened, steps, totals
 
@@ -23,12 +23,12 @@ FITS = {
     "transformers, callbacks restored": ("transformers", ROWS | RESTORED),
     "accelerate": ("accelerate", {}),
     "accelerate, an object of the user's": ("accelerate", {"custom": True}),
-    **{of: (of, {}) for of in tiny_lightning.FRAMEWORKS},
+    **{of: (of, {}) for of in lightning_kit.FRAMEWORKS},
 }
 VARIANTS = FITS | {
     "transformers, ragged": ("transformers", RAGGED),
     "transformers, ragged, callbacks restored": ("transformers", RAGGED | RESTORED),
-    **{f"{of}, manual": (of, {"kind": "Manual"}) for of in tiny_lightning.FRAMEWORKS},
+    **{f"{of}, manual": (of, {"kind": "Manual"}) for of in lightning_kit.FRAMEWORKS},
     "loop": ("loop", {}),
 }
 each_fit = pytest.mark.parametrize(("door", "options"), FITS.values(), ids=FITS)

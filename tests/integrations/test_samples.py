@@ -1,9 +1,9 @@
 """Samples of whole fits: read from batches, or unknown where the batches don't show them."""
 
-import tiny
 import torch
 from torch import nn
 from torch.utils.data import DataLoader
+from trainings import models
 
 from perf_callbacks import PerfConfig
 from perf_callbacks.loop import measure
@@ -74,10 +74,10 @@ def test_token_ids_have_no_samples_where_a_layer_may_take_time_first():
 def test_constants_of_a_collate_function_have_no_vote_on_samples(tmp_path):
     rows = [{"x": torch.ones(WIDTH)} for _ in range(STEPS * 4)]
     loop = train(Normalized(), DataLoader(rows, batch_size=4, collate_fn=collate))
-    arguments = tiny.training_arguments(tmp_path, max_steps=STEPS)
+    arguments = models.training_arguments(tmp_path, max_steps=STEPS)
     arguments.remove_unused_columns = False
     ours = PerfCallback(PerfConfig(gc="off"))
-    tiny.trainer(arguments, ours, model=Normalized(), train_dataset=rows, data_collator=collate).train()
+    models.trainer(arguments, ours, model=Normalized(), train_dataset=rows, data_collator=collate).train()
     for summary in (loop, ours.summary):
         assert summary.included_samples == 4 * summary.included_steps > 0
 

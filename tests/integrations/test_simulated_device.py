@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 from forked import run
 from jobs import IMPORTS
-from tiny import records, unwrapped
+from trainings.runs import records, unwrapped
 
 from perf_callbacks.kernel.records.fit_records import Row, Steps
 

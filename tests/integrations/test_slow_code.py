@@ -4,11 +4,11 @@ import sys
 import threading
 
 import pytest
-import tiny_lightning
 import torch
-from accelerated import an_accelerator
-from tiny import Tokens, llama, trainer, training_arguments
 from torch.utils.data import DataLoader
+from trainings import lightning_kit
+from trainings.accelerated import an_accelerator
+from trainings.models import Tokens, llama, trainer, training_arguments
 
 from perf_callbacks import PerfConfig
 from perf_callbacks.accelerate import attach
@@ -43,7 +43,7 @@ def through_trainer(model, config, directory, place):
 
 
 def through_lightning(model, config, directory, place):
-    kinds = tiny_lightning.tree("lightning")
+    kinds = lightning_kit.tree("lightning")
 
     class Module(kinds.pl.LightningModule):
         def __init__(self):
@@ -64,7 +64,7 @@ def through_lightning(model, config, directory, place):
             return optimizer_of(model, place)
 
     callback, loader = kinds.PerfCallback(config), DataLoader(Tokens(STEPS * BATCH), batch_size=BATCH)
-    tiny_lightning.trainer(directory, callback, max_steps=STEPS).fit(Module(), loader)
+    lightning_kit.trainer(directory, callback, max_steps=STEPS).fit(Module(), loader)
     return callback.summary
 
 
@@ -118,13 +118,13 @@ def fit(trainer, model, loader):
 def test_a_call_of_a_library_with_a_trainer_is_no_slow_code(tmp_path, monkeypatch):
     monkeypatch.setattr("perf_callbacks.kernel.process.watchdog.PERIOD_SECONDS", 3600.0)
     monkeypatch.setattr("perf_callbacks.advice.busy_lines.BusyLines._runs", lambda _: False)
-    kinds = tiny_lightning.tree("lightning")
+    kinds = lightning_kit.tree("lightning")
     library = {"__name__": "forecasts", "pl": kinds.pl, "SGD": torch.optim.SGD}
     library |= {"Thread": threading.Thread, "tick": WATCHDOG.tick}
     exec(compile(LIBRARY, f"{sys.prefix}/lib/site-packages/forecasts.py", "exec"), library)
     callback = kinds.PerfCallback(PerfConfig(journal=False, flops="off", checklist="off"))
     loader = DataLoader(Tokens(STEPS * BATCH), batch_size=BATCH)
-    library["fit"](tiny_lightning.trainer(tmp_path, callback, max_steps=STEPS), llama(), loader)
+    library["fit"](lightning_kit.trainer(tmp_path, callback, max_steps=STEPS), llama(), loader)
     assert callback.summary.included_steps > 0
     assert [one.evidence for one in callback.summary.findings if "test_slow_code" in one.evidence] == []
 

@@ -3,12 +3,11 @@
 import time
 
 import pytest
-import tiny_lightning
 from sampling import half_slow
-from tiny import records
-from trainings import lightning_trainer
+from trainings import lightning_kit, lightning_trainer
 from trainings.doors import DOORS, INTEGRATIONS
 from trainings.place import ASIDE
+from trainings.runs import records
 from trainings.sleep import SLOW, STAGES, Sleep, assert_in_stage, fit
 
 from perf_callbacks.kernel.records.fit_records import Span
@@ -25,7 +24,7 @@ def cases(wanted):
         for number, (name, place) in enumerate(training.PLACES.items()):
             variants = [USUAL.get(integration, {})]
             if integration == "lightning":
-                variants = lightning_variants(name, [*tiny_lightning.FRAMEWORKS][number % 2])
+                variants = lightning_variants(name, [*lightning_kit.FRAMEWORKS][number % 2])
             for turn, options in enumerate(variants) if place.stage in wanted else ():
                 told = [integration, name, *[option for option in options.values() if isinstance(option, str)]]
                 marks = [pytest.mark.slow] * (turn != number // 2 % len(variants))

@@ -5,9 +5,9 @@ from contextlib import contextmanager
 
 import pytest
 import torch
-from accelerated import an_accelerator
 from fake_watchdog import FakeWatchdog
 from torch.utils.data import DataLoader
+from trainings.accelerated import an_accelerator
 from trainings.doors import DOORS
 
 from perf_callbacks import PerfConfig

@@ -3,8 +3,8 @@
 import time
 
 import pytest
-from tiny import records
 from trainings.doors import DOORS
+from trainings.runs import records
 
 from perf_callbacks.kernel.records.rank_records import Straggler
 

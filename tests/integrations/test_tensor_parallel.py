@@ -2,7 +2,7 @@
 
 import pytest
 from launching import run_ranks
-from tiny import records
+from trainings.runs import records
 
 from perf_callbacks.kernel.records.fit_records import Window
 

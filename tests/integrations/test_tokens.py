@@ -4,12 +4,12 @@ import warnings
 
 import lightning
 import pytest
-import tiny
 import torch
 from accelerate import Accelerator
 from lightning.pytorch.utilities import CombinedLoader
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
+from trainings import models, runs
 
 from perf_callbacks import PerfConfig
 from perf_callbacks.accelerate import attach
@@ -25,8 +25,8 @@ class Nano(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.tokens, self.positions = nn.Embedding(tiny.VOCABULARY, 8), nn.Embedding(16, 8)
-        self.head = nn.Linear(8, tiny.VOCABULARY)
+        self.tokens, self.positions = nn.Embedding(models.VOCABULARY, 8), nn.Embedding(16, 8)
+        self.head = nn.Linear(8, models.VOCABULARY)
 
     def forward(self, idx, targets):
         hidden = self.tokens(idx) + self.positions(torch.arange(idx.shape[1]))
@@ -37,7 +37,7 @@ class Nano(nn.Module):
 def pairs():
     """Targets first, a step further on, in the same memory; one batch is longer than the other."""
     for length in LENGTHS:
-        memory = torch.randint(0, tiny.VOCABULARY, (4, length + 1))
+        memory = torch.randint(0, models.VOCABULARY, (4, length + 1))
         yield memory[:, 1:], memory[:, :-1]
 
 
@@ -112,8 +112,8 @@ def with_transformers(directory):
         targets, idx = next(batches)
         return {"targets": targets, "idx": idx}
 
-    arguments = tiny.training_arguments(directory, remove_unused_columns=False, max_steps=6, label_names=["targets"])
-    trainer = tiny.trainer(arguments, ours, model=Nano(), train_dataset=tiny.Tokens(24), data_collator=collate)
+    arguments = models.training_arguments(directory, remove_unused_columns=False, max_steps=6, label_names=["targets"])
+    trainer = models.trainer(arguments, ours, model=Nano(), train_dataset=models.Tokens(24), data_collator=collate)
     trainer.train()
     return ours.summary, [row for row in trainer.state.log_history if "loss" in row]
 
@@ -127,7 +127,7 @@ def test_a_batch_without_names_has_tokens_from_the_first_step_on(tmp_path, fit):
     assert summary.included_tokens is not None
     if rows is not None:
         assert ["perf/tokens_per_second" in row for row in rows[2:]] == ["perf/step_time" in row for row in rows[2:]]
-    assert [step["tokens"] for step in tiny.steps(tmp_path)][2:] == [4 * length for length in LENGTHS[2:]]
+    assert [step["tokens"] for step in runs.steps(tmp_path)][2:] == [4 * length for length in LENGTHS[2:]]
 
 
 class Several(lightning.LightningModule):

@@ -1,9 +1,9 @@
 """What arrives in the logs of a real Trainer, and whether the amounts are those that the model saw."""
 
 import pytest
-import tiny
 import torch
 from metric_keys import LOGGED, ON_CPU, keys, of_run
+from trainings import models, runs
 from transformers import (
     Seq2SeqTrainer,
     Seq2SeqTrainingArguments,
@@ -36,9 +36,9 @@ def rows(trainer, key):
 def fit(directory, *, late=False, **arguments):
     """A fit with evaluation and checkpoint that logs every other step; our callback given at once or added later."""
     ours = PerfCallback()
-    arguments = tiny.training_arguments(directory, **({"logging_steps": 2} | INTERRUPTIONS | arguments))
-    data = {"train_dataset": tiny.Tokens(24), "eval_dataset": tiny.Tokens(4)}
-    trainer = tiny.trainer(arguments, *([] if late else [ours]), **data)
+    arguments = models.training_arguments(directory, **({"logging_steps": 2} | INTERRUPTIONS | arguments))
+    data = {"train_dataset": models.Tokens(24), "eval_dataset": models.Tokens(4)}
+    trainer = models.trainer(arguments, *([] if late else [ours]), **data)
     if late:
         trainer.add_callback(ours)
     return ours, trainer, trainer.train()
@@ -81,9 +81,9 @@ def test_tensorboard_gets_the_metrics_at_the_step_of_the_loss(tmp_path, late):
 
 def test_a_row_covers_the_undisturbed_steps_since_the_row_before_it(tmp_path):
     _, trainer, _ = fit(tmp_path)
-    excluded = [step["excluded"] for step in tiny.steps(tmp_path)]
+    excluded = [step["excluded"] for step in runs.steps(tmp_path)]
     assert excluded == ["first", "counted", None, "evaluation", "checkpoint", None]
-    time = [step["step_time"] for step in tiny.steps(tmp_path)]
+    time = [step["step_time"] for step in runs.steps(tmp_path)]
     measured = [row["perf/step_time"] for row in rows(trainer, "perf/step_time") if "loss" in row]
     assert measured == pytest.approx([time[2], time[5]], rel=1e-4)
 
@@ -97,30 +97,30 @@ def test_the_last_line_covers_the_whole_run(tmp_path):
 def test_the_journal_holds_what_was_logged(tmp_path):
     ours, trainer, _ = fit(tmp_path)
     logged = [(row["step"], perf(row)) for row in trainer.state.log_history if perf(row)]
-    journal = [(row.step, row.metrics) for row in tiny.records(tmp_path, Row)]
+    journal = [(row.step, row.metrics) for row in runs.records(tmp_path, Row)]
     assert [step for step, _ in journal] == [step for step, _ in logged]
     for (_, metrics), (_, row) in zip(journal[:-1], logged[:-1], strict=True):
         assert row.items() <= metrics.items()
         assert metrics.keys() - row.keys() == keys(*ON_CPU) - LOGGED
-    assert [(span.kind, span.step) for span in tiny.records(tmp_path, Span)] == [
+    assert [(span.kind, span.step) for span in runs.records(tmp_path, Span)] == [
         ("evaluation", 3),
         ("checkpoint", 4),
         ("evaluation", 6),
         ("checkpoint", 6),
     ]
-    assert tiny.records(tmp_path, Summary)[0].total_samples == ours.summary.total_samples == 24
+    assert runs.records(tmp_path, Summary)[0].total_samples == ours.summary.total_samples == 24
 
 
 def test_a_sequence_to_sequence_trainer_logs_them_too(tmp_path):
     model = T5ForConditionalGeneration(
         T5Config(
-            vocab_size=tiny.VOCABULARY, d_model=8, d_kv=4, d_ff=8, num_layers=1, num_heads=2, decoder_start_token_id=0
+            vocab_size=models.VOCABULARY, d_model=8, d_kv=4, d_ff=8, num_layers=1, num_heads=2, decoder_start_token_id=0
         )
     )
-    arguments = tiny.training_arguments(tmp_path, kind=Seq2SeqTrainingArguments, max_steps=3)
-    trainer = tiny.trainer(arguments, PerfCallback(), kind=Seq2SeqTrainer, model=model)
+    arguments = models.training_arguments(tmp_path, kind=Seq2SeqTrainingArguments, max_steps=3)
+    trainer = models.trainer(arguments, PerfCallback(), kind=Seq2SeqTrainer, model=model)
     assert perf(trainer.train().metrics).keys() == RUN
-    assert [step["tokens"] for step in tiny.steps(tmp_path)] == [64] * 3
+    assert [step["tokens"] for step in runs.steps(tmp_path)] == [64] * 3
 
 
 class Seen(TrainerCallback):
@@ -146,25 +146,25 @@ class Stream(torch.utils.data.IterableDataset):
     """Rows without a length."""
 
     def __iter__(self):
-        return iter([tiny.Tokens(22, (16, 5))[index] for index in range(22)])
+        return iter([models.Tokens(22, (16, 5))[index] for index in range(22)])
 
 
 @pytest.mark.parametrize(
     ("rows", "arguments"),
     [
-        (tiny.Tokens(22, (16, 5, 9)), {}),
-        (tiny.Tokens(22, (16, 5, 9)), {"gradient_accumulation_steps": 4}),
-        (tiny.Tokens(22), {"gradient_accumulation_steps": 4, **INTERRUPTIONS}),
-        (tiny.Tokens(22, mask=False), {"dataloader_drop_last": True}),
+        (models.Tokens(22, (16, 5, 9)), {}),
+        (models.Tokens(22, (16, 5, 9)), {"gradient_accumulation_steps": 4}),
+        (models.Tokens(22), {"gradient_accumulation_steps": 4, **INTERRUPTIONS}),
+        (models.Tokens(22, mask=False), {"dataloader_drop_last": True}),
         (Stream(), {"gradient_accumulation_steps": 4}),
     ],
     ids=["padded", "padded, accumulated", "accumulated, interrupted", "no mask, no ragged batch", "no length"],
 )
 def test_samples_and_tokens_are_those_that_the_model_saw(tmp_path, rows, arguments):
     ours, seen = PerfCallback(), Seen()
-    arguments = tiny.training_arguments(tmp_path, max_steps=7, logging_steps=7, **arguments)
-    tiny.trainer(arguments, ours, seen, train_dataset=rows, eval_dataset=tiny.Tokens(4)).train()
-    steps = tiny.steps(tmp_path)
+    arguments = models.training_arguments(tmp_path, max_steps=7, logging_steps=7, **arguments)
+    models.trainer(arguments, ours, seen, train_dataset=rows, eval_dataset=models.Tokens(4)).train()
+    steps = runs.steps(tmp_path)
     assert [step["step"] for step in steps] == [*seen.steps] == [1, 2, 3, 4, 5, 6, 7]
     assert [step["samples"] for step in steps] == seen.sums(0)
     assert [step["tokens"] for step in steps] == seen.sums(1)
@@ -175,15 +175,15 @@ def test_samples_and_tokens_are_those_that_the_model_saw(tmp_path, rows, argumen
 
 
 def test_without_a_journal_the_metrics_are_logged_all_the_same(tmp_path):
-    trainer = tiny.trainer(tiny.training_arguments(tmp_path), PerfCallback(PerfConfig(journal=False)))
+    trainer = models.trainer(models.training_arguments(tmp_path), PerfCallback(PerfConfig(journal=False)))
     assert perf(trainer.train().metrics).keys() == RUN
     assert not (tmp_path / "perf_callbacks").exists()
 
 
 def test_the_journal_goes_where_the_configuration_says(tmp_path):
     config = PerfConfig(output_dir=str(tmp_path / "elsewhere"))
-    tiny.trainer(tiny.training_arguments(tmp_path / "here"), PerfCallback(config)).train()
-    assert len(tiny.steps(tmp_path / "elsewhere")) == 6
+    models.trainer(models.training_arguments(tmp_path / "here"), PerfCallback(config)).train()
+    assert len(runs.steps(tmp_path / "elsewhere")) == 6
     assert not (tmp_path / "here" / "perf_callbacks").exists()
 
 
@@ -193,11 +193,11 @@ def test_the_journal_goes_where_the_configuration_says(tmp_path):
 )
 def test_a_run_that_is_shorter_than_its_logging_still_says_what_it_knows(tmp_path, steps, logging_steps, measured):
     ours = PerfCallback()
-    arguments = tiny.training_arguments(tmp_path, max_steps=steps, logging_steps=logging_steps)
-    metrics = tiny.trainer(arguments, ours).train().metrics
+    arguments = models.training_arguments(tmp_path, max_steps=steps, logging_steps=logging_steps)
+    metrics = models.trainer(arguments, ours).train().metrics
     assert perf(metrics).keys() == (RUN if measured else set())
     assert (ours.summary.steps, ours.summary.included_steps) == (steps, max(steps - 2, 0))
-    assert [step["excluded"] for step in tiny.steps(tmp_path)] == ["first", "counted", None, None][:steps]
+    assert [step["excluded"] for step in runs.steps(tmp_path)] == ["first", "counted", None, None][:steps]
 
 
 def test_the_try_that_fits_into_memory_is_the_one_that_is_measured(tmp_path):
@@ -209,20 +209,20 @@ def test_the_try_that_fits_into_memory_is_the_one_that_is_measured(tmp_path):
             raise RuntimeError("CUDA out of memory.")
         return torch.utils.data.default_collate(items)
 
-    arguments = tiny.training_arguments(tmp_path, auto_find_batch_size=True, max_steps=5)
-    trainer = tiny.trainer(arguments, ours, data_collator=collate)
+    arguments = models.training_arguments(tmp_path, auto_find_batch_size=True, max_steps=5)
+    trainer = models.trainer(arguments, ours, data_collator=collate)
     metrics = trainer.train().metrics
     size = tried[-1]
     assert tried[0] == 4 > size
     assert perf(metrics).keys() == RUN
-    assert [step["samples"] for step in tiny.steps(tmp_path)] == [size] * 5
-    assert [row.failure for row in tiny.records(tmp_path, Summary, attempt=0)] == ["RuntimeError: CUDA out of memory."]
+    assert [step["samples"] for step in runs.steps(tmp_path)] == [size] * 5
+    assert [row.failure for row in runs.records(tmp_path, Summary, attempt=0)] == ["RuntimeError: CUDA out of memory."]
     assert (ours.summary.steps, ours.summary.total_samples, ours.summary.failure) == (5, 5 * size, None)
 
 
 def test_cards_are_no_wider_than_the_terminal(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(terminal, "columns", lambda: 48)
-    tiny.trainer(tiny.training_arguments(tmp_path), PerfCallback(PerfConfig(journal=False))).train()
+    models.trainer(models.training_arguments(tmp_path), PerfCallback(PerfConfig(journal=False))).train()
     lines = [line for line in capsys.readouterr().out.splitlines() if not line.startswith("{")]
     assert 40 < max(map(len, lines)) <= 48
 
@@ -255,18 +255,18 @@ class SkippingByHand(Skipping):
 @pytest.mark.parametrize("accumulation", [1, 2])
 def test_a_batch_that_a_training_step_skips_has_no_samples(tmp_path, kind, accumulation):
     ours = PerfCallback(PerfConfig(gc="off"))
-    arguments = tiny.training_arguments(tmp_path, max_steps=12, gradient_accumulation_steps=accumulation)
-    trainer = tiny.trainer(arguments, ours, kind=kind, train_dataset=tiny.Tokens(4 * 12 * accumulation))
+    arguments = models.training_arguments(tmp_path, max_steps=12, gradient_accumulation_steps=accumulation)
+    trainer = models.trainer(arguments, ours, kind=kind, train_dataset=models.Tokens(4 * 12 * accumulation))
     before = torch.autograd.backward
     trainer.train()
     trained = [place % 3 != 0 for place in range(1, 12 * accumulation + 1)]
     steps = [sum(trained[first : first + accumulation]) for first in range(0, len(trained), accumulation)]
-    assert [step["samples"] for step in tiny.steps(tmp_path)] == [4 * batches for batches in steps]
+    assert [step["samples"] for step in runs.steps(tmp_path)] == [4 * batches for batches in steps]
     assert (ours.summary.samples, ours.summary.tokens) == (4 * sum(trained), 64 * sum(trained))
     assert torch.autograd.backward is before
     flops = {
         step["model_flops"] / batches
-        for step, batches in zip(tiny.steps(tmp_path), steps, strict=True)
+        for step, batches in zip(runs.steps(tmp_path), steps, strict=True)
         if step["model_flops"]
     }
     assert len(flops) == 1
@@ -296,8 +296,8 @@ class ZerothOrderByHand(Trainer):
 @pytest.mark.parametrize(("kind", "samples"), [(ZerothOrder, 24), (ZerothOrderByHand, None)])
 def test_a_training_without_any_backward_has_samples(tmp_path, kind, samples):
     ours = PerfCallback(PerfConfig(gc="off"))
-    arguments = tiny.training_arguments(tmp_path, max_steps=6)
-    tiny.trainer(arguments, ours, kind=kind, train_dataset=tiny.Tokens(24)).train()
+    arguments = models.training_arguments(tmp_path, max_steps=6)
+    models.trainer(arguments, ours, kind=kind, train_dataset=models.Tokens(24)).train()
     assert (ours.summary.steps, ours.summary.samples) == (6, samples)
 
 
@@ -315,10 +315,10 @@ class Renaming(Trainer):
 
 @pytest.mark.parametrize("counts_tokens", ["no", "all"])  # with "all", each log has `train_runtime`
 def test_a_training_row_needs_no_loss_of_that_name(tmp_path, counts_tokens):
-    data = {"train_dataset": tiny.Tokens(32), "eval_dataset": tiny.Tokens(4)}
+    data = {"train_dataset": models.Tokens(32), "eval_dataset": models.Tokens(4)}
     arguments = {"max_steps": 8, "include_num_input_tokens_seen": counts_tokens, "logging_steps": 2}
-    arguments = tiny.training_arguments(tmp_path, eval_strategy="steps", eval_steps=4, **arguments)
-    trainer = tiny.trainer(arguments, PerfCallback(), kind=Renaming, **data)
+    arguments = models.training_arguments(tmp_path, eval_strategy="steps", eval_steps=4, **arguments)
+    trainer = models.trainer(arguments, PerfCallback(), kind=Renaming, **data)
     trainer.train()
     shown = [(row["step"], perf(row).keys()) for row in trainer.state.log_history if perf(row)]
     assert shown == [(4, LOGGED), (6, LOGGED), (8, LOGGED), (8, RUN)]
@@ -333,6 +333,6 @@ class Scores(TrainerCallback):
 
 def test_a_log_may_have_names_that_are_no_text(tmp_path):
     scores, ours = Scores(), PerfCallback()
-    scores.trainer = tiny.trainer(tiny.training_arguments(tmp_path, max_steps=6), ours, scores)
+    scores.trainer = models.trainer(models.training_arguments(tmp_path, max_steps=6), ours, scores)
     scores.trainer.train()
     assert (ours.summary.steps, ours.summary.failure) == (6, None)

@@ -6,8 +6,8 @@ import sys
 from types import ModuleType
 
 import pytest
-import tiny
 from metric_keys import MAIN, of_run
+from trainings import models
 from transformers import PrinterCallback, ProgressCallback, TrainerCallback
 
 from perf_callbacks import PerfConfig
@@ -23,9 +23,9 @@ def ours(row):
 
 def fit(directory, *callbacks, config=None, **arguments):
     """A fit of ten rows and the last one."""
-    arguments = tiny.training_arguments(directory, **({"max_steps": 30, "logging_steps": 3} | arguments))
+    arguments = models.training_arguments(directory, **({"max_steps": 30, "logging_steps": 3} | arguments))
     callbacks = (PerfCallback(config), *callbacks)
-    trainer = tiny.trainer(arguments, *callbacks, train_dataset=tiny.Tokens(120))
+    trainer = models.trainer(arguments, *callbacks, train_dataset=models.Tokens(120))
     return trainer, trainer.train()
 
 

@@ -7,8 +7,8 @@ import pickle
 import weakref
 
 import pytest
-import tiny
-from tiny import records
+from trainings import models
+from trainings.runs import records
 from trainings.transformers_trainer import SCHEDULER_IS_WATCHED, TransformersTraining, scheduler
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState
 
@@ -39,7 +39,7 @@ class Seeing(TrainerCallback):
 
 
 def test_a_callback_that_joins_when_training_begins_misses_nothing(tmp_path):
-    trainer = tiny.trainer(tiny.training_arguments(tmp_path, max_steps=2), PerfCallback())
+    trainer = models.trainer(models.training_arguments(tmp_path, max_steps=2), PerfCallback())
     joining = Joining(trainer)
     trainer.add_callback(joining)
     trainer.train()
@@ -57,7 +57,7 @@ class ByHand(Trainer):
 
 
 def test_a_stage_in_a_trainers_own_way_is_left_out_and_not_0(tmp_path):
-    trainer = tiny.trainer(tiny.training_arguments(tmp_path), PerfCallback(), kind=ByHand)
+    trainer = models.trainer(models.training_arguments(tmp_path), PerfCallback(), kind=ByHand)
     trainer.train()
     row = trainer.state.log_history[4]  # it is counted twice: how its model is called is not known at first
     assert {"perf/forward_time", "perf/backward_time"}.isdisjoint(row)
@@ -77,7 +77,7 @@ class Signatures(TrainerCallback):
 
 
 def test_methods_keep_their_signatures_while_they_are_watched(tmp_path):
-    trainer = tiny.trainer(tiny.training_arguments(tmp_path, max_steps=1), PerfCallback())
+    trainer = models.trainer(models.training_arguments(tmp_path, max_steps=1), PerfCallback())
     signatures = Signatures(trainer)
     before = signatures.read()
     trainer.add_callback(signatures)
@@ -97,7 +97,7 @@ class Scheduling(TrainerCallback):
 @pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler.step\\(\\)` before:UserWarning")
 def test_a_scheduler_can_be_made_of_a_watched_optimizer(tmp_path):
     callback = PerfCallback()
-    tiny.trainer(tiny.training_arguments(tmp_path, max_steps=2), callback, Scheduling()).train()
+    models.trainer(models.training_arguments(tmp_path, max_steps=2), callback, Scheduling()).train()
     assert (callback.summary.steps, callback.summary.failure) == (2, None)
 
 
@@ -115,7 +115,7 @@ class Leaving(TrainerCallback):
     not hasattr(Trainer, "_finalize_training"), reason="transformers 4 has no call that is the last one"
 )
 def test_taken_out_in_the_middle_of_training_leaves_nothing_behind(tmp_path):
-    trainer = tiny.trainer(tiny.training_arguments(tmp_path, max_steps=3), PerfCallback())
+    trainer = models.trainer(models.training_arguments(tmp_path, max_steps=3), PerfCallback())
     trainer.add_callback(Leaving(trainer))
     found = set(vars(trainer)), list(gc.callbacks)
     trainer.train()
@@ -135,7 +135,7 @@ class Interrupted(TrainerCallback):
 
 def test_a_trainer_that_was_interrupted_anywhere_can_be_freed(tmp_path):
     found = list(gc.callbacks)
-    trainer = tiny.trainer(tiny.training_arguments(tmp_path), PerfCallback(), Interrupted())
+    trainer = models.trainer(models.training_arguments(tmp_path), PerfCallback(), Interrupted())
     model = weakref.ref(trainer.model)
     with pytest.raises(KeyboardInterrupt):
         trainer.train()
@@ -146,7 +146,7 @@ def test_a_trainer_that_was_interrupted_anywhere_can_be_freed(tmp_path):
 
 def test_of_two_in_one_trainer_only_one_measures(tmp_path, caplog):
     callbacks = [PerfCallback(), PerfCallback()]
-    trainer = tiny.trainer(tiny.training_arguments(tmp_path), *callbacks)
+    trainer = models.trainer(models.training_arguments(tmp_path), *callbacks)
     trainer.train()
     assert sorted(callback.summary is not None for callback in callbacks) == [False, True]
     ours = [record.getMessage() for record in caplog.records if record.name == "perf_callbacks"]
@@ -156,7 +156,7 @@ def test_of_two_in_one_trainer_only_one_measures(tmp_path, caplog):
 
 def test_of_two_the_first_that_still_works_measures(tmp_path, caplog):
     callbacks = [PerfCallback(), PerfCallback()]
-    trainer = tiny.trainer(tiny.training_arguments(tmp_path, max_steps=3), *callbacks)
+    trainer = models.trainer(models.training_arguments(tmp_path, max_steps=3), *callbacks)
     first = next(one for one in trainer.callback_handler.callbacks if isinstance(one, PerfCallback))
     first.fail(RuntimeError("a bug of ours"))
     trainer.train()
@@ -166,7 +166,7 @@ def test_of_two_the_first_that_still_works_measures(tmp_path, caplog):
 
 
 def test_the_list_of_callbacks_is_the_one_that_it_was(tmp_path):
-    trainer = tiny.trainer(tiny.training_arguments(tmp_path, max_steps=2), PerfCallback())
+    trainer = models.trainer(models.training_arguments(tmp_path, max_steps=2), PerfCallback())
     callbacks = trainer.callback_handler.callbacks
     before = [*callbacks]
     trainer.train()
@@ -176,7 +176,7 @@ def test_the_list_of_callbacks_is_the_one_that_it_was(tmp_path):
 
 def test_a_callback_without_a_trainer_measures_nothing_and_says_so(tmp_path, caplog):
     ours, state, control = PerfCallback(), TrainerState(), TrainerControl()
-    arguments = tiny.training_arguments(tmp_path)
+    arguments = models.training_arguments(tmp_path)
     for hook in (
         "on_init_end",
         "on_train_begin",
@@ -202,7 +202,7 @@ def test_a_callback_pickles_before_in_and_after_training(tmp_path):
             self.loaded.append(pickle.loads(pickle.dumps(ours)))
 
     ours = PerfCallback()
-    trainer = tiny.trainer(tiny.training_arguments(tmp_path, max_steps=3), ours, Pickling())
+    trainer = models.trainer(models.training_arguments(tmp_path, max_steps=3), ours, Pickling())
     trainer.train()
     again = [pickle.loads(pickle.dumps(ours)), copy.deepcopy(ours), *Pickling.loaded]
     assert [(one.enabled, one.summary) for one in again] == [(True, None)] * 5
@@ -213,7 +213,7 @@ def test_a_trainer_is_freed_after_training_without_a_garbage_collection(tmp_path
     ours = PerfCallback()
     gc.disable()
     try:
-        trainer = tiny.trainer(tiny.training_arguments(tmp_path, max_steps=3), ours)
+        trainer = models.trainer(models.training_arguments(tmp_path, max_steps=3), ours)
         trainer.train()
         gone = [weakref.ref(one) for one in (trainer, trainer.model, trainer.optimizer)]
         gc.disable()

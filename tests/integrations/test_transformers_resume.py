@@ -4,9 +4,9 @@ import json
 import signal
 
 import pytest
-import tiny
 from launching import python
 from metric_keys import needing
+from trainings import runs
 from trainings.runs import numbers, opened, totals
 from trainings.transformers_trainer import TransformersTraining
 from transformers import Trainer, TrainerCallback
@@ -88,7 +88,7 @@ def test_a_checkpoint_of_the_model_alone_has_counters(tmp_path):
 
 KILLED = """
 import os, signal, sys
-import tiny
+from trainings import models
 from perf_callbacks.kernel.records import journal_file
 from perf_callbacks.transformers import PerfCallback
 from transformers import TrainerCallback
@@ -100,8 +100,8 @@ class Kill(TrainerCallback):
         if state.global_step == 5:
             os.kill(os.getpid(), signal.SIGKILL)
 
-arguments = tiny.training_arguments(sys.argv[1], max_steps=12, save_strategy="steps", save_steps=2)
-tiny.trainer(arguments, PerfCallback(), Kill(), train_dataset=tiny.Tokens(40)).train()
+arguments = models.training_arguments(sys.argv[1], max_steps=12, save_strategy="steps", save_steps=2)
+models.trainer(arguments, PerfCallback(), Kill(), train_dataset=models.Tokens(40)).train()
 """
 
 
@@ -112,22 +112,22 @@ def test_a_killed_run_goes_on_from_its_checkpoint(tmp_path):
     fit(tmp_path, until=8, resume=4)
     assert numbers(tmp_path) == [(1, 0), (2, 4)]
     assert len({run.run_id for run in opened(tmp_path)}) == 1
-    assert tiny.records(tmp_path, Summary, attempt=0) == []
-    assert [step["step"] for step in tiny.steps(tmp_path, attempt=0)] == [1, 2, 3, 4, 5], "beyond the checkpoint"
-    (summary,) = tiny.records(tmp_path, Summary)
+    assert runs.records(tmp_path, Summary, attempt=0) == []
+    assert [step["step"] for step in runs.steps(tmp_path, attempt=0)] == [1, 2, 3, 4, 5], "beyond the checkpoint"
+    (summary,) = runs.records(tmp_path, Summary)
     assert (summary.total_samples, summary.total_tokens) == (32, 512)
 
 
 TWO_RANKS = """
 import os, sys
-import tiny
+from trainings import models
 import torch
 from perf_callbacks import PerfConfig
 from perf_callbacks.transformers import PerfCallback
 
 for steps in (2, 4):
-    arguments = tiny.training_arguments(sys.argv[1], max_steps=steps, save_strategy="steps", save_steps=2)
-    trainer = tiny.trainer(arguments, PerfCallback(PerfConfig(flops="off")), train_dataset=tiny.Tokens(40))
+    arguments = models.training_arguments(sys.argv[1], max_steps=steps, save_strategy="steps", save_steps=2)
+    trainer = models.trainer(arguments, PerfCallback(PerfConfig(flops="off")), train_dataset=models.Tokens(40))
     trainer.train(resume_from_checkpoint=steps == 4)
 torch.distributed.barrier()
 os._exit(0)  # gloo's threads at times abort the interpreter's own way out
@@ -146,10 +146,10 @@ def test_two_ranks_that_resume_have_a_journal_each_and_log_rates_per_device(tmp_
     status, output = python(*launcher, script, tmp_path, ACCELERATE_USE_CPU="true")
     assert status == 0, output
     for rank in range(2):
-        (run,) = tiny.records(tmp_path, Run, rank=rank)
+        (run,) = runs.records(tmp_path, Run, rank=rank)
         assert (run.rank, run.world_size, run.attempt, run.step) == (rank, 2, 2, 2)
-        assert [step["samples"] for step in tiny.steps(tmp_path, rank=rank)] == [4, 4]
-    totals = [tiny.records(tmp_path, Summary, rank=rank)[0].total_samples for rank in range(2)]
+        assert [step["samples"] for step in runs.steps(tmp_path, rank=rank)] == [4, 4]
+    totals = [runs.records(tmp_path, Summary, rank=rank)[0].total_samples for rank in range(2)]
     assert totals == [16, None], "only rank 0 saves what it counted"
     saved = json.loads((tmp_path / "checkpoint-4" / "trainer_state.json").read_text())
     rates = {key for row in saved["log_history"] for key in row if key.startswith("perf/") and "_per_second" in key}

@@ -1,11 +1,12 @@
 """TRL's trainer, padded and packed: the Trainer with loaders and losses of its own."""
 
 import pytest
-import tiny
 import trl
 from datasets import Dataset
 from metric_keys import LOGGED, needing, of_run
-from tokenizers import Tokenizer, models, pre_tokenizers
+from tokenizers import Tokenizer, pre_tokenizers
+from tokenizers.models import WordLevel
+from trainings import models, runs
 from transformers import PreTrainedTokenizerFast
 from trl import DPOConfig, DPOTrainer, GRPOConfig, GRPOTrainer, SFTConfig, SFTTrainer
 
@@ -21,8 +22,8 @@ TRL = int(trl.__version__.partition(".")[0])
 
 @pytest.fixture
 def tokenizer():
-    words = {"<pad>": 0, "<eos>": 1, "<unk>": 2} | {f"w{number}": number for number in range(3, tiny.VOCABULARY)}
-    model = Tokenizer(models.WordLevel(words, unk_token="<unk>"))
+    words = {"<pad>": 0, "<eos>": 1, "<unk>": 2} | {f"w{number}": number for number in range(3, models.VOCABULARY)}
+    model = Tokenizer(WordLevel(words, unk_token="<unk>"))
     model.pre_tokenizer = pre_tokenizers.Whitespace()
     special = {"pad_token": "<pad>", "eos_token": "<eos>", "unk_token": "<unk>"}
     names = ["input_ids", "attention_mask"]  # as those of a Llama; transformers 4 would add more
@@ -39,11 +40,11 @@ def texts():
 @pytest.mark.parametrize("packing", [False, True], ids=["padded", "packed"])
 def test_every_row_has_metrics_and_the_amounts_that_the_model_saw(tmp_path, tokenizer, texts, packing):
     ours, seen = PerfCallback(), {}
-    arguments = tiny.training_arguments(
+    arguments = models.training_arguments(
         tmp_path, kind=SFTConfig, max_length=32, packing=packing, gradient_accumulation_steps=2, max_steps=8
     )
     trainer = SFTTrainer(
-        model=tiny.llama(), args=arguments, train_dataset=texts, processing_class=tokenizer, callbacks=[ours]
+        model=models.llama(), args=arguments, train_dataset=texts, processing_class=tokenizer, callbacks=[ours]
     )
 
     def look(module, _args, inputs):
@@ -54,7 +55,7 @@ def test_every_row_has_metrics_and_the_amounts_that_the_model_saw(tmp_path, toke
     metrics = trainer.train().metrics
 
     amounts = {step: [*map(list, zip(*batches, strict=True))] for step, batches in seen.items()}
-    steps = tiny.steps(tmp_path)
+    steps = runs.steps(tmp_path)
     one_row = packing and TRL >= 1  # which holds several sequences
     assert [(step["step"], step["samples"], step["tokens"]) for step in steps] == [
         (step, None if one_row else sum(samples), sum(tokens)) for step, (samples, tokens, _) in amounts.items()
@@ -96,12 +97,12 @@ def test_in_a_batch_of_preferences_each_sequence_is_a_sample(tmp_path, tokenizer
     pairs = Dataset.from_list(
         [{"prompt": f"w{3 + row} w4", "chosen": "w5 w6 w7", "rejected": "w8 w9"} for row in range(32)]
     )
-    arguments = tiny.training_arguments(
+    arguments = models.training_arguments(
         tmp_path, kind=DPOConfig, max_length=32, gradient_accumulation_steps=accumulation, max_steps=4
     )
     trainer = DPOTrainer(
-        model=tiny.llama(),
-        ref_model=tiny.llama(),
+        model=models.llama(),
+        ref_model=models.llama(),
         args=arguments,
         train_dataset=pairs,
         processing_class=tokenizer,
@@ -132,7 +133,7 @@ def test_a_fused_head_is_counted_once_and_its_second_time_is_recompute(tmp_path,
     text = [f"w{3 + word}" for word in range(length)]
     answers = {"prompt": "w3 w4", "chosen": "w5 w6 w7", "rejected": "w8 w9 w10"}
     row = answers if preferences else {"text": " ".join(text)}
-    arguments = tiny.training_arguments(
+    arguments = models.training_arguments(
         tmp_path,
         kind=DPOConfig if preferences else SFTConfig,
         max_length=32 if preferences else length,
@@ -140,19 +141,19 @@ def test_a_fused_head_is_counted_once_and_its_second_time_is_recompute(tmp_path,
         gradient_checkpointing=False,
     )
     trainer = kind(
-        model=tiny.llama(),
+        model=models.llama(),
         args=arguments,
         train_dataset=Dataset.from_list([row] * 32),
         processing_class=tokenizer,
         callbacks=[PerfCallback()],
-        **({"ref_model": tiny.llama()} if preferences else {}),
+        **({"ref_model": models.llama()} if preferences else {}),
     )
     trainer.train()
     # widths: model 16, MLP 32, vocabulary 64; one layer; each token but the last predicts one
     layer = 2 * rows * length * (4 * 16 * 16 + 3 * 16 * 32) + 4 * rows * length**2 * 16
     head = 2 * rows * (length - 1) * 16 * 64
     forward = (layer + head) * (2 if preferences else 1)  # of the reference too
-    (record,) = tiny.records(tmp_path, Flops)
+    (record,) = runs.records(tmp_path, Flops)
     assert record.by_phase == {
         "forward": forward,
         "backward": 2 * (layer + head),
@@ -165,9 +166,9 @@ def test_a_fused_head_is_counted_once_and_its_second_time_is_recompute(tmp_path,
 def online(directory, tokenizer, ours, *, kind=GRPOTrainer, model=None, reward=None, **more):
     """A trainer for reinforcement learning whose model generates two completions of each prompt."""
     return kind(
-        model=tiny.llama() if model is None else model,
+        model=models.llama() if model is None else model,
         reward_funcs=reward or (lambda completions, **_: [float(len(completion)) for completion in completions]),
-        args=tiny.training_arguments(directory, kind=GRPOConfig, num_generations=2, max_completion_length=4, **more),
+        args=models.training_arguments(directory, kind=GRPOConfig, num_generations=2, max_completion_length=4, **more),
         train_dataset=Dataset.from_list([{"prompt": f"w{3 + row} w4"} for row in range(32)]),
         processing_class=tokenizer,
         callbacks=[ours],
@@ -200,7 +201,7 @@ def test_the_reference_model_of_an_online_trainer_makes_a_lower_bound(
 ):
     monkeypatch.setattr(fingerprint, "compiles", lambda: False)  # what an earlier test has compiled
     ours = PerfCallback(PerfConfig(gc="off"))
-    tiny.llama().save_pretrained(tmp_path / "model")
+    models.llama().save_pretrained(tmp_path / "model")
     online(tmp_path, tokenizer, ours, model=str(tmp_path / "model"), max_steps=6, **more).train()
     names = ("LlamaForCausalLM without gradients",) * lower_bound
     assert (ours.summary.flops.lower_bound, ours.summary.flops.uncounted) == (lower_bound, names)
@@ -219,5 +220,5 @@ def test_samples_of_an_online_trainer_are_the_completions_of_a_step(tmp_path, to
         tmp_path, tokenizer, ours, kind=Counted, gradient_accumulation_steps=2, max_steps=4, logging_steps=2
     )
     trainer.train()
-    assert {step["step"]: step["samples"] for step in tiny.steps(tmp_path)} == seen
+    assert {step["step"]: step["samples"] for step in runs.steps(tmp_path)} == seen
     assert not {"compute_loss", "training_step"} & {*vars(trainer)}

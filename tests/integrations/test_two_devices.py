@@ -3,8 +3,8 @@
 import pytest
 import torch
 from fakes import FakeStream
-from tiny import records, unwrapped
 from torch import nn
+from trainings.runs import records, unwrapped
 
 from perf_callbacks import PerfConfig
 from perf_callbacks.kernel.process import device

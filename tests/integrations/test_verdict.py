@@ -6,11 +6,12 @@ from itertools import chain
 from types import SimpleNamespace
 
 import pytest
-import tiny_lightning
 import torch
-from accelerated import an_accelerator
-from tiny import Tokens, llama, records, trainer, training_arguments, unwrapped
 from torch.utils.data import DataLoader
+from trainings import lightning_kit
+from trainings.accelerated import an_accelerator
+from trainings.models import Tokens, llama, trainer, training_arguments
+from trainings.runs import records, unwrapped
 
 from perf_callbacks import PerfConfig
 from perf_callbacks.accelerate import attach
@@ -96,7 +97,7 @@ def through_trainer(fit):
 
 
 def through_lightning(fit, prepare=lambda: None):
-    kinds = tiny_lightning.tree("lightning")
+    kinds = lightning_kit.tree("lightning")
 
     class Module(kinds.pl.LightningModule):
         def __init__(self):
@@ -111,7 +112,7 @@ def through_lightning(fit, prepare=lambda: None):
             return fit.optimizer
 
     callback = kinds.PerfCallback(fit.config)
-    tiny_lightning.trainer(fit.directory, callback, max_steps=STEPS * fit.epochs).fit(Module(), fit.loader)
+    lightning_kit.trainer(fit.directory, callback, max_steps=STEPS * fit.epochs).fit(Module(), fit.loader)
     return callback.summary
 
 

@@ -4,8 +4,8 @@ import gc
 
 import pytest
 import torch
-from tiny import records, unwrapped
 from trainings.doors import DOORS
+from trainings.runs import records, unwrapped
 
 from perf_callbacks.kernel.records.fit_records import Run
 

@@ -4,9 +4,9 @@ import os
 from pathlib import Path
 
 import pytest
-import tiny
 import torch
 from rows import each_row
+from trainings import runs
 
 from perf_callbacks import ConfigError, PerfConfig, journal
 from perf_callbacks.commands import main
@@ -151,7 +151,7 @@ def test_a_run_goes_by_the_file_and_its_journal_says_so(monkeypatch, capsys):
     assert run.from_env == ("gc",)
     places = {"window": "perf.yaml, line 1", "output_dir": "perf.yaml, line 2", "flops": "perf.yaml, line 4"}
     assert run.from_file == places
-    said = tiny.unwrapped(capsys.readouterr().out)
+    said = runs.unwrapped(capsys.readouterr().out)
     assert "set by environment: gc, set by perf.yaml: window, output_dir, flops, journal" in said
 
 

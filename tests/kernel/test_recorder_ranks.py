@@ -7,7 +7,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from fakes import FakeClock
-from tiny import records
+from trainings.runs import records
 
 from perf_callbacks import PerfConfig
 from perf_callbacks.kernel.fit.place import Place

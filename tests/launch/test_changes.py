@@ -47,7 +47,7 @@ for step, x in enumerate(loader):
 
 TRAINER = """
 import json
-import tiny
+from trainings import models
 from transformers import TrainerCallback
 
 class Seen(TrainerCallback):
@@ -59,9 +59,9 @@ class Seen(TrainerCallback):
                 "checkpointing": any(getattr(m, "gradient_checkpointing", False) for m in model.modules()),
             }), flush=True)
 
-arguments = tiny.training_arguments("out", max_steps=10**5, per_device_train_batch_size=2, logging_steps=1)
-rows = [tiny.Tokens()[row] for row in range(22)]  # the trainer reads all lengths, up to an IndexError
-tiny.trainer(arguments, Seen(), model=tiny.llama(attn_implementation="eager"), train_dataset=rows).train()
+arguments = models.training_arguments("out", max_steps=10**5, per_device_train_batch_size=2, logging_steps=1)
+rows = [models.Tokens()[row] for row in range(22)]  # the trainer reads all lengths, up to an IndexError
+models.trainer(arguments, Seen(), model=models.llama(attn_implementation="eager"), train_dataset=rows).train()
 """
 
 

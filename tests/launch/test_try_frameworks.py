@@ -11,11 +11,11 @@ SLOW = pytest.mark.slow
 
 
 TRANSFORMERS = """
-import tiny
+from trainings import models
 def train(resume=None, callbacks=(), **arguments):
     arguments = {"max_steps": 10**5, "per_device_train_batch_size": 1, "logging_steps": 5} | arguments
-    arguments = tiny.training_arguments("out", **arguments)
-    tiny.trainer(arguments, *callbacks, eval_dataset=tiny.Tokens(2)).train(resume_from_checkpoint=resume)
+    arguments = models.training_arguments("out", **arguments)
+    models.trainer(arguments, *callbacks, eval_dataset=models.Tokens(2)).train(resume_from_checkpoint=resume)
 """
 
 
@@ -101,19 +101,20 @@ def test_an_accelerate_program_saves_nothing(tried):
 @SLOW
 def test_a_trl_program(tried):
     source = """
-import tiny
+from trainings import models
 from trl import SFTConfig, SFTTrainer
 from datasets import Dataset
 rows = Dataset.from_list([{"input_ids": [1, 2, 3, 4], "labels": [1, 2, 3, 4]}] * 64)
-config = tiny.training_arguments("out", kind=SFTConfig, max_steps=10**5, save_strategy="steps", save_steps=10,
+config = models.training_arguments("out", kind=SFTConfig, max_steps=10**5, save_strategy="steps", save_steps=10,
     optim="adamw_torch", dataset_kwargs={"skip_prepare_dataset": True})
 from transformers import PreTrainedTokenizerFast
-from tokenizers import Tokenizer, models
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
 words = {"<pad>": 0, "<eos>": 1}
 tokenizer = PreTrainedTokenizerFast(
-    tokenizer_object=Tokenizer(models.WordLevel(words, "<pad>")), pad_token="<pad>", eos_token="<eos>"
+    tokenizer_object=Tokenizer(WordLevel(words, "<pad>")), pad_token="<pad>", eos_token="<eos>"
 )
-SFTTrainer(model=tiny.llama(), args=config, train_dataset=rows, processing_class=tokenizer).train()
+SFTTrainer(model=models.llama(), args=config, train_dataset=rows, processing_class=tokenizer).train()
 """
     status, result, complaints = tried(AT_ONCE + source, before=("--only", "optimizer"))
     assert (status, [*by_remedy(result or {"settings": []})]) == (0, ["as it is", "optimizer"]), complaints

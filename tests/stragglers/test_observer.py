@@ -14,9 +14,9 @@ import torch
 import torch.distributed as dist
 from fakes import FakeClock
 from metric_keys import needing
-from tiny import records
 from torch import nn
 from torch._dynamo import compiled_autograd
+from trainings.runs import records
 
 from perf_callbacks import PerfConfig
 from perf_callbacks.kernel.engine.marks import Pause
