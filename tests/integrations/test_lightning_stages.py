@@ -3,7 +3,7 @@
 import pytest
 import torch
 from trainings import lightning_kit
-from trainings.lightning_trainer import LightningTraining, item
+from trainings.lightning_trainer import LightningTraining
 from trainings.runs import steps
 from trainings.sleep import SLOW, Sleep
 
@@ -34,7 +34,7 @@ def test_the_wait_for_an_iterator_is_data(tmp_path, sleep):
     """Lightning fetches one batch ahead: the step before waits for a slow row."""
 
     def change(training):
-        item(training, sleep)
+        LightningTraining.PLACES["the dataset"].install(training, sleep)
         training.loader = PlainIterator(training.loader)
 
     found = fit(tmp_path, sleep, change)

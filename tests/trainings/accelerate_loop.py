@@ -7,7 +7,7 @@ from torch.utils.data import DataLoader
 from perf_callbacks.accelerate import attach
 from trainings.accelerated import Tracker, an_accelerator
 from trainings.models import Model, Optimizer, Rows
-from trainings.place import Place
+from trainings.place import Place, in_stages
 from trainings.training import Training
 
 
@@ -39,26 +39,16 @@ class Counter:
 class AccelerateTraining(Training):
     """Epochs of some steps; it evaluates, saves, and perhaps loads what it saved, after an epoch."""
 
-    PLACES = {  # noqa: RUF012 a table
-        "the dataset": Place("data"),
-        "the collator": Place("data"),
-        "the model": Place("forward"),
-        "the loss": Place("forward"),
-        "a gradient": Place("backward"),
-        "between micro-batches": Place("other"),
-        "before clipping": Place("optimizer"),
-        "the optimizer": Place("optimizer"),
-        "the scheduler": Place("optimizer"),
-        "zero_grad": Place("optimizer"),
-        "a tracker": Place("other"),
-        "the user's code": Place("other"),
-        "a collection": Place("gc"),
-        "the dataset in evaluation": Place("evaluation"),
-        "the model in evaluation": Place("evaluation"),
-        "a metric": Place("evaluation"),
-        "a checkpoint": Place("checkpoint"),
-        "loading": Place(None),
-    }
+    PLACES = in_stages(
+        data="the dataset, the collator",
+        forward="the model, the loss",
+        backward="a gradient",
+        optimizer="before clipping, the optimizer, the scheduler, zero_grad",
+        other="between micro-batches, a tracker, the user's code",
+        gc="a collection",
+        evaluation="the dataset in evaluation, the model in evaluation, a metric",
+        checkpoint="a checkpoint",
+    ) | {"loading": Place(None)}
     WAYS = {way: {"way": way} for way in ("with", "close", "another attach")}  # noqa: RUF012 a table
     EVERYWHERE = Training.EVERYWHERE | {"steps": 6, "epoch": 2, "load": True, "custom": True, "prepared": "before"}
 

@@ -3,31 +3,22 @@
 from faults import as_found
 
 from trainings import lightning_kit
-from trainings.place import Place, calling, collecting, hook, nothing, override
+from trainings.place import Place, calling, collecting, hooks, method, nothing, registered, subclass
 from trainings.training import Training
 
-
-def method(name, stage, when="in a step", owner=lambda training: training.module):
-    """A method, replaced on an object."""
-    return Place(stage, override(name, owner), when)
-
-
-def item(training, act):
-    numbers = lightning_kit.Numbers
-    slow = type("Slow", (numbers,), {"__getitem__": calling(act, numbers.__getitem__)})
-    training.loader.dataset.__class__ = slow
+OF_THE_MODULE = " of the module"
 
 
 def optimizer(training, act):
-    original = training.module.configure_optimizers
+    original = training.module.optimizers_and_schedulers
 
-    def configure():
-        made = original()
-        for one in [made["optimizer"]] if isinstance(made, dict) else made[0]:
-            one.register_step_post_hook(act)
-        return made
+    def made():
+        optimizers, schedulers = original()
+        for optimizer in optimizers:
+            optimizer.register_step_post_hook(act)
+        return optimizers, schedulers
 
-    training.module.configure_optimizers = configure
+    training.module.optimizers_and_schedulers = made
 
 
 def after_closure(training, act):
@@ -40,22 +31,21 @@ def after_closure(training, act):
 
 
 def zero_grad(training, act):
-    original = training.module.optimizers
+    def on_fit_start():
+        for optimizer in training.module.optimizers():
+            object.__setattr__(optimizer, "zero_grad", calling(act, optimizer.zero_grad))
 
-    def slowed():
-        optimizers = original()
-        for one in optimizers:
-            if not hasattr(one, "slow"):
-                one.slow = True
-                override("zero_grad", lambda _, one=one: one)(training, act)
-        return optimizers
-
-    training.module.on_fit_start = slowed
+    training.module.on_fit_start = on_fit_start
 
 
 def logger(training, act):
     training.trainer.loggers = [training.kinds.CSVLogger(training.trainer.default_root_dir)]
-    override("log_metrics", lambda _: training.trainer.loggers[0])(training, act)
+    method("trainer.logger.log_metrics")(training, act)
+
+
+def methods(stage, *names, of="", when="in a step"):
+    """Methods of the module."""
+    return {f"{name}{of}": Place(stage, method(f"module.{name}"), when) for name in names}
 
 
 class Other:
@@ -76,76 +66,49 @@ class Saving:
             trainer.save_checkpoint(f"{trainer.default_root_dir}/saved.ckpt")
 
 
-class Losses:
-    def __init__(self, training):
-        self.training = training
-
-    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
-        self.training.losses += [loss.item() for loss in outputs.values()]  # manual optimization gives none
-
-
-STEP_HOOKS = (
-    "on_train_batch_start",
-    "on_before_zero_grad",
-    "on_before_backward",
-    "on_after_backward",
-    "on_before_optimizer_step",
-    "on_train_batch_end",
-)
 COMMON = {
-    "the dataset": Place("data", item),
-    "the collator": method("collate_fn", "data", owner=lambda training: training.loader),
-    "a layer": Place("forward", lambda training, act: training.module.net[0].register_forward_pre_hook(act)),
-    "training_step": method("training_step", "forward"),
-    "a gradient": Place("backward", lambda training, act: training.module.net[0].weight.register_hook(act)),
-    "the backward": method("backward", "backward"),
+    "the dataset": Place("data", subclass("loader.dataset.__getitem__")),
+    "the collator": Place("data", method("loader.collate_fn")),
+    "a layer": Place("forward", registered("layer.register_forward_pre_hook")),
+    **methods("forward", "training_step"),
+    "a gradient": Place("backward", registered("layer.weight.register_hook")),
+    "the backward": Place("backward", method("module.backward")),
     "the optimizer": Place("optimizer", optimizer),
     "a logger": Place("other", logger),
-    "on_train_batch_start of the module": method("on_train_batch_start", "other"),
-    "on_train_batch_end of the module": method("on_train_batch_end", "other"),
-    "a collection": collecting(lambda training: training.module.net[0]),
+    **methods("other", "on_train_batch_start", "on_train_batch_end", of=OF_THE_MODULE),
+    "a collection": Place("gc", registered("layer.register_forward_pre_hook", collecting)),
 }
-TRANSFER = {
-    name: method(name, "data")
-    for name in ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer")
-}
-HOOKS = {name: hook(name) for name in STEP_HOOKS}
-AUTOMATIC = HOOKS | {
-    "clipping": method("configure_gradient_clipping", "optimizer"),
-    "optimizer_step": method("optimizer_step", "optimizer"),
-    "an optimizer_step that calls the closure itself": Place("optimizer", after_closure),
-    "optimizer_zero_grad": method("optimizer_zero_grad", "optimizer"),
-    "lr_scheduler_step": method("lr_scheduler_step", "optimizer"),
-    "on_before_optimizer_step of the module": method("on_before_optimizer_step", "other"),
-}
-MANUAL = {name: hook(name) for name in STEP_HOOKS if name != "on_before_zero_grad"}  # Lightning doesn't call it here
-MANUAL["zero_grad in manual optimization"] = Place("optimizer", zero_grad)
-OUTSIDE = {
-    "setup": hook("setup", None, "before the fit"),
-    "on_fit_start": hook("on_fit_start", None, "before the fit"),
-    "on_sanity_check_start": hook("on_sanity_check_start", None, "before the fit"),
-    "on_train_start": hook("on_train_start", None, "before the fit"),
-    "setup of the module": method("setup", None, "before the fit"),
-    "configure_optimizers": method("configure_optimizers", None, "before the fit"),
-    "on_train_start of the module": method("on_train_start", None, "before the steps"),
-    "on_train_epoch_start": hook("on_train_epoch_start", None, "before the steps"),
-    "on_train_epoch_start of the module": method("on_train_epoch_start", None, "before the steps"),
-    "on_train_epoch_end": hook("on_train_epoch_end", None),
-    "on_train_end": hook("on_train_end", None, "at its end"),
-    "on_fit_end": hook("on_fit_end", None, "after the fit"),
-    "teardown": hook("teardown", None, "after the fit"),
-    "on_train_end of the module": method("on_train_end", None, "after the fit"),
-    "save_checkpoint": method("save_checkpoint", None, owner=lambda training: training.trainer.strategy),
-}
-ASIDES = {
-    "validation_step": method("validation_step", "evaluation"),
-    "the collator in validation": method("collate_fn", "evaluation", owner=lambda training: training.validation),
-    "on_validation_start": hook("on_validation_start", "evaluation"),
-    "on_validation_batch_end": hook("on_validation_batch_end", "evaluation"),
-    "on_validation_end": hook("on_validation_end", "evaluation"),
-    "on_save_checkpoint": hook("on_save_checkpoint", "checkpoint"),
-    "on_save_checkpoint of the module": method("on_save_checkpoint", "checkpoint"),
-}
+TRANSFER = methods("data", "on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer")
+COMMON_HOOKS = hooks(
+    "other", "on_train_batch_start", "on_before_backward", "on_after_backward", "on_before_optimizer_step"
+)
+COMMON_HOOKS |= hooks("other", "on_train_batch_end")
+HOOKS = COMMON_HOOKS | hooks("other", "on_before_zero_grad")  # not called in manual optimization
+AUTOMATIC = (
+    HOOKS
+    | methods("optimizer", "configure_gradient_clipping", "optimizer_step", "optimizer_zero_grad", "lr_scheduler_step")
+    | {"an optimizer_step that calls the closure itself": Place("optimizer", after_closure)}
+    | methods("other", "on_before_optimizer_step", of=OF_THE_MODULE)
+)
+MANUAL = COMMON_HOOKS | {"zero_grad in manual optimization": Place("optimizer", zero_grad)}
+OUTSIDE = (
+    hooks(None, "setup", "on_fit_start", "on_sanity_check_start", "on_train_start", when="before the fit")
+    | methods(None, "setup", "configure_optimizers", of=OF_THE_MODULE, when="before the fit")
+    | hooks(None, "on_train_epoch_start", when="before the steps")
+    | methods(None, "on_train_start", "on_train_epoch_start", of=OF_THE_MODULE, when="before the steps")
+    | hooks(None, "on_train_epoch_end")
+    | hooks(None, "on_train_end", when="at its end")
+    | hooks(None, "on_fit_end", "teardown", when="after the fit")
+    | methods(None, "on_train_end", of=OF_THE_MODULE, when="after the fit")
+    | {"save_checkpoint": Place(None, method("trainer.strategy.save_checkpoint"))}
+)
+ASIDES = (
+    methods("evaluation", "validation_step")
+    | {"the collator in validation": Place("evaluation", method("validation.collate_fn"))}
+    | hooks("evaluation", "on_validation_start", "on_validation_batch_end", "on_validation_end")
+    | hooks("checkpoint", "on_save_checkpoint")
+    | methods("checkpoint", "on_save_checkpoint", of=OF_THE_MODULE)
+)
 KINDS = {
     "Automatic": COMMON | TRANSFER | AUTOMATIC,
     "Manual": COMMON | TRANSFER | MANUAL,
@@ -177,10 +140,10 @@ class LightningTraining(Training):
         self.kinds = kinds = lightning_kit.tree(self.of)
         kind = kind or ("Manual" if place in MANUAL.keys() - AUTOMATIC.keys() else "Automatic")
         self.perf = ours or kinds.PerfCallback(self.config)
-        self.other, saving, losses = [self.of_tree(callback) for callback in (Other(), Saving(), Losses(self))]
+        self.other, saving = self.of_tree(Other()), self.of_tree(Saving())
         self.other.loud, self.many = loud, 2 if kind == "Manual" else 1
         measuring = [self.perf] if self.measured else []
-        several = [losses, *([self.other, *measuring] if order == "before ours" else [*measuring, self.other])]
+        several = [self.other, *measuring] if order == "before ours" else [*measuring, self.other]
         checkpoints = bool(self.save) and saver == "ModelCheckpoint"
         if checkpoints:
             saving = kinds.callbacks.ModelCheckpoint(
@@ -189,8 +152,9 @@ class LightningTraining(Training):
             )  # fmt: skip
         if self.save:
             several.insert(0 if saver == "first" else len(several), saving)
-        self.module, self.validation = getattr(kinds, kind)(), lightning_kit.loader(4)
-        self.loader = lightning_kit.loader(4 * self.accumulate * self.steps)
+        self.model = self.module = getattr(kinds, kind)()
+        self.layer, self.loader = self.module.net[0], lightning_kit.loader(4 * self.accumulate * self.steps)
+        self.validation = lightning_kit.loader(4)
         usual = {"max_steps": self.steps * self.many, "enable_checkpointing": checkpoints}
         usual |= {} if kind == "Manual" else {"accumulate_grad_batches": self.accumulate}
         if self.evaluate:
@@ -210,6 +174,7 @@ class LightningTraining(Training):
         """A method, called after our callback has ended a step: it does so with the batch, after all hooks."""
 
         def call():
+            self.losses.append(self.trainer.callback_metrics["loss"].item())
             if self.trainer.global_step // self.many > self.over:
                 self.over += 1
                 self.after_step(self.over)
@@ -221,10 +186,6 @@ class LightningTraining(Training):
     def step(self):
         saves = self.place and self.PLACES[self.place].stage == "checkpoint"  # after the step, but in its hooks
         return self.trainer.global_step // self.many + 1 if saves else self.over + 1
-
-    @property
-    def model(self):
-        return self.module
 
     def run(self):
         self.before = self.world()

@@ -1,9 +1,13 @@
-"""Places in a training loop. A test acts there: it sleeps, or raises."""
+"""Places in a training loop. A test acts there: it sleeps, or raises.
+
+A path such as "trainer.evaluate" begins at an attribute of the training.
+"""
 
 import functools
 import gc
 from collections.abc import Callable
 from dataclasses import dataclass
+from operator import attrgetter
 
 ASIDE = ("evaluation", "checkpoint")
 
@@ -35,19 +39,43 @@ def calling(act, method):
     return call
 
 
-def override(name, owner):
-    """A place: a method of an object, replaced on the object before training."""
+def method(path):
+    """Replace a method on its object."""
+    owner, _, name = path.rpartition(".")
 
     def install(training, act):
-        owned = owner(training)
+        owned = attrgetter(owner)(training)
         object.__setattr__(owned, name, calling(act, getattr(owned, name)))
 
     return install
 
 
-def hook(name, stage="other", when="in a step"):
-    """A hook of another callback."""
-    return Place(stage, lambda training, act: setattr(training.other, name, act), when)
+def subclass(path):
+    """Make the object one of a subclass with a method of its own."""
+    owner, _, name = path.rpartition(".")
+
+    def install(training, act):
+        owned = attrgetter(owner)(training)
+        owned.__class__ = type("Own", (type(owned),), {name: calling(act, getattr(type(owned), name))})
+
+    return install
+
+
+def registered(path, wrap=lambda act: act):
+    """Hand the function to a method that registers it."""
+    return lambda training, act: attrgetter(path)(training)(wrap(act))
+
+
+def hooks(stage, *names, when="in a step"):
+    """Hooks of another callback."""
+    return {
+        name: Place(stage, lambda training, act, name=name: setattr(training.other, name, act), when) for name in names
+    }
+
+
+def in_stages(**names):
+    """Places in the training's own code, separated by commas, by their stages."""
+    return {name: Place(stage) for stage, several in names.items() for name in several.split(", ")}
 
 
 def collect_garbage(act):
@@ -64,6 +92,6 @@ def collect_garbage(act):
         gc.callbacks.remove(linger)
 
 
-def collecting(layer):
-    """A collection in each call of a layer."""
-    return Place("gc", lambda training, act: layer(training).register_forward_pre_hook(lambda *_: collect_garbage(act)))
+def collecting(act):
+    """A hook that collects garbage."""
+    return lambda *_: collect_garbage(act)

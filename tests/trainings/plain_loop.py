@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader
 
 from perf_callbacks.loop import measure
 from trainings.models import Batches, Model, Optimizer, Rows
-from trainings.place import Place
+from trainings.place import in_stages
 from trainings.training import Training
 
 UNMEASURED = {"evaluation": nullcontext, "checkpoint": nullcontext, "state": dict, "row": dict, "summary": None}
@@ -19,26 +19,16 @@ UNMEASURED = {"evaluation": nullcontext, "checkpoint": nullcontext, "state": dic
 class LoopTraining(Training):
     """`model` is made with the function that its places call, and called by `call`."""
 
-    PLACES = {  # noqa: RUF012 a table
-        "the dataset": Place("data"),
-        "the collator": Place("data"),
-        "an iterable": Place("data"),
-        "the model": Place("forward"),
-        "the loss": Place("forward"),
-        "a gradient": Place("backward"),
-        "between micro-batches": Place("other"),
-        "clipping": Place("optimizer"),
-        "the optimizer": Place("optimizer"),
-        "the scheduler": Place("other"),
-        "zero_grad": Place("optimizer"),
-        "the user's code": Place("other"),
-        "a collection": Place("gc"),
-        "an evaluation": Place("evaluation"),
-        "the model in evaluation": Place("evaluation"),
-        "inference mode": Place("evaluation"),
-        "a checkpoint in an evaluation": Place("evaluation"),
-        "a checkpoint": Place("checkpoint"),
-    }
+    PLACES = in_stages(
+        data="the dataset, the collator, an iterable",
+        forward="the model, the loss",
+        backward="a gradient",
+        optimizer="clipping, the optimizer, zero_grad",
+        other="between micro-batches, the scheduler, the user's code",
+        gc="a collection",
+        evaluation="an evaluation, the model in evaluation, inference mode, a checkpoint in an evaluation",
+        checkpoint="a checkpoint",
+    )
     EVERYWHERE = Training.EVERYWHERE | {"steps": 6}
 
     def __init__(self, directory, *place, model=Model, call=lambda model, inputs: model(inputs), **options):

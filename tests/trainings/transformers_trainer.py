@@ -6,7 +6,7 @@ from transformers import Trainer, TrainerCallback
 
 from perf_callbacks.transformers import PerfCallback
 from trainings.models import Tokens, trainer, training_arguments
-from trainings.place import Place, calling, collecting, hook, nothing, override
+from trainings.place import Place, collecting, hooks, method, nothing, registered, subclass
 from trainings.training import Training
 
 SCHEDULER_IS_WATCHED = hasattr(Trainer, "_run_epoch")
@@ -14,24 +14,12 @@ SCHEDULER_IS_WATCHED = hasattr(Trainer, "_run_epoch")
 LOSSES = {"step", "loss", "grad_norm", "learning_rate", "eval_loss", "train_loss"}
 
 
-def subclass(name, stage):
-    """A method of a subclass of `Trainer`."""
-
-    def install(training, act):
-        kind = type(training.trainer)
-        training.trainer.__class__ = type("Own", (kind,), {name: calling(act, getattr(kind, name))})
-
-    return Place(stage, install)
+def methods(stage, *names):
+    return {name: Place(stage, method(f"trainer.{name}")) for name in names}
 
 
-def method(name, stage, owner=lambda training: training.trainer):
-    """A method, replaced on an object."""
-    return Place(stage, override(name, owner))
-
-
-def item(training, act):
-    rows = training.trainer.train_dataset
-    rows.__class__ = type("Slow", (Tokens,), {"__getitem__": calling(act, Tokens.__getitem__)})
+def subclasses(stage, *names):
+    return {f"{name} of a subclass": Place(stage, subclass(f"trainer.{name}")) for name in names}
 
 
 def loss(training, act):
@@ -63,7 +51,7 @@ def scheduler(training, act):
 
 
 def asking(ask):
-    """A callback that asks for an evaluation at once, in which the model is slow."""
+    """Have a callback ask for an evaluation at once, in which the model is slow."""
 
     def install(training, act):
         def on_step_end(_args, state, _control, **_):
@@ -73,15 +61,7 @@ def asking(ask):
         training.other.on_step_end = on_step_end
         training.trainer.model.register_forward_pre_hook(lambda module, _: None if module.training else act())
 
-    return Place("evaluation", install)
-
-
-def model_of(training):
-    return training.trainer.model
-
-
-def accelerator_of(training):
-    return training.trainer.accelerator
+    return install
 
 
 class Other(TrainerCallback):
@@ -105,46 +85,41 @@ class Told(TrainerCallback):
 class TransformersTraining(Training):
     """`order` is that of another callback and ours; `arguments` are those of the trainer."""
 
-    PLACES = {  # noqa: RUF012 a table
-        "on_train_begin": hook("on_train_begin", None, "before the fit"),
-        "on_epoch_begin": hook("on_epoch_begin", None, "before the steps"),
-        "on_step_begin": hook("on_step_begin"),
-        "on_substep_end": hook("on_substep_end"),
-        "on_pre_optimizer_step": hook("on_pre_optimizer_step"),
-        "on_optimizer_step": hook("on_optimizer_step"),
-        "on_step_end": hook("on_step_end"),
-        "on_log": hook("on_log"),
-        "on_prediction_step": hook("on_prediction_step", "evaluation"),
-        "on_evaluate": hook("on_evaluate", "evaluation"),
-        "on_save": hook("on_save", "checkpoint"),
-        "on_epoch_end": hook("on_epoch_end", None),
-        "on_train_end": hook("on_train_end", None, "after the fit"),
-        "the dataset": Place("data", item),
-        "the collator": method("data_collator", "data"),
-        "get_batch_samples of a subclass": subclass("get_batch_samples", "data"),
-        "a layer": Place("forward", lambda training, act: training.layer.register_forward_pre_hook(act)),
-        "the model": method("forward", "forward", model_of),
-        "the inner model": method("forward", "forward", lambda training: training.trainer.model.model),
-        "compute_loss": method("compute_loss", "forward"),
-        "compute_loss of a subclass": subclass("compute_loss", "forward"),
-        "compute_loss_func": Place("forward", loss),
-        "a gradient": Place("backward", lambda training, act: training.head.weight.register_hook(act)),
-        "accelerator.backward": method("backward", "backward", accelerator_of),
-        "clipping": method("clip_grad_norm_", "optimizer", accelerator_of),
-        "the optimizer": Place("optimizer", optimizer),
-        **({"the scheduler": Place("optimizer", scheduler)} if SCHEDULER_IS_WATCHED else {}),
-        "zero_grad": method("zero_grad", "optimizer", model_of),
-        "training_step of a subclass": subclass("training_step", "other"),
-        "floating_point_ops of a subclass": subclass("floating_point_ops", "other"),
-        "a collection": collecting(lambda training: training.layer),
-        "evaluate": method("evaluate", "evaluation"),
-        "evaluate of a subclass": subclass("evaluate", "evaluation"),
-        "evaluate for another callback": asking(lambda trainer: trainer.evaluate()),
-        "predict for another callback": asking(lambda trainer: trainer.predict(Tokens(4))),
-        "_save_checkpoint": method("_save_checkpoint", "checkpoint"),
-        "_save_checkpoint of a subclass": subclass("_save_checkpoint", "checkpoint"),
-        "save_model of a subclass": subclass("save_model", "checkpoint"),
-    }
+    PLACES = (
+        hooks(None, "on_train_begin", when="before the fit")
+        | hooks(None, "on_epoch_begin", when="before the steps")
+        | hooks("other", "on_step_begin", "on_substep_end", "on_pre_optimizer_step", "on_optimizer_step", "on_step_end")
+        | hooks("other", "on_log")
+        | hooks("evaluation", "on_prediction_step", "on_evaluate")
+        | hooks("checkpoint", "on_save")
+        | hooks(None, "on_epoch_end")
+        | hooks(None, "on_train_end", when="after the fit")
+        | methods("forward", "compute_loss")
+        | methods("evaluation", "evaluate")
+        | methods("checkpoint", "_save_checkpoint")
+        | subclasses("data", "get_batch_samples")
+        | subclasses("forward", "compute_loss")
+        | subclasses("other", "training_step", "floating_point_ops")
+        | subclasses("evaluation", "evaluate")
+        | subclasses("checkpoint", "_save_checkpoint", "save_model")
+        | ({"the scheduler": Place("optimizer", scheduler)} if SCHEDULER_IS_WATCHED else {})
+        | {
+            "the dataset": Place("data", subclass("trainer.train_dataset.__getitem__")),
+            "the collator": Place("data", method("trainer.data_collator")),
+            "a layer": Place("forward", registered("layer.register_forward_pre_hook")),
+            "the model": Place("forward", method("model.forward")),
+            "the inner model": Place("forward", method("model.model.forward")),
+            "compute_loss_func": Place("forward", loss),
+            "a gradient": Place("backward", registered("model.lm_head.weight.register_hook")),
+            "accelerator.backward": Place("backward", method("trainer.accelerator.backward")),
+            "clipping": Place("optimizer", method("trainer.accelerator.clip_grad_norm_")),
+            "the optimizer": Place("optimizer", optimizer),
+            "zero_grad": Place("optimizer", method("model.zero_grad")),
+            "a collection": Place("gc", registered("layer.register_forward_pre_hook", collecting)),
+            "evaluate for another callback": Place("evaluation", asking(lambda trainer: trainer.evaluate())),
+            "predict for another callback": Place("evaluation", asking(lambda trainer: trainer.predict(Tokens(4)))),
+        }
+    )
     UNSEEN = () if SCHEDULER_IS_WATCHED else ("zero_grad",)
     """Places of which an error is seen by the next fit alone, as one in the scheduler."""
     WAYS = {  # noqa: RUF012 a table
@@ -172,7 +147,7 @@ class TransformersTraining(Training):
             eval_dataset=Tokens(4),
             kind=type("Own", (Trainer,), {}),
         )
-        self.layer, self.head = self.model.model.layers[0], self.model.lm_head
+        self.layer = self.model.model.layers[0]
         if place:
             self.PLACES[place].install(self, act)
         if late:
