@@ -1,24 +1,16 @@
 """A short loop with Accelerate, and the places in it."""
 
+from contextlib import nullcontext
+
 import torch
 from faults import as_found
 from torch.utils.data import DataLoader
 
 from perf_callbacks.accelerate import attach
-from trainings.accelerated import Tracker, an_accelerator
+from trainings.accelerated import an_accelerator
 from trainings.models import Model, Optimizer, Rows
-from trainings.place import Place, in_stages
+from trainings.place import Place, in_stages, method
 from trainings.training import Training
-
-
-class Logger(Tracker):
-    def __init__(self, at):
-        super().__init__()
-        self.at = at
-
-    def log(self, values, step=None, **more):
-        self.at("a tracker")
-        super().log(values, step, **more)
 
 
 class Counter:
@@ -44,11 +36,11 @@ class AccelerateTraining(Training):
         forward="the model, the loss",
         backward="a gradient",
         optimizer="before clipping, the optimizer, the scheduler, zero_grad",
-        other="between micro-batches, a tracker, the user's code",
+        other="between micro-batches, the user's code",
         gc="a collection",
         evaluation="the dataset in evaluation, the model in evaluation, a metric",
         checkpoint="a checkpoint",
-    ) | {"loading": Place(None)}
+    ) | {"loading": Place(None), "a tracker": Place("other", method("tracker.log"))}
     WAYS = {way: {"way": way} for way in ("with", "close", "another attach")}  # noqa: RUF012 a table
     EVERYWHERE = Training.EVERYWHERE | {"steps": 6, "epoch": 2, "load": True, "custom": True, "prepared": "before"}
 
@@ -60,10 +52,11 @@ class AccelerateTraining(Training):
         self.epoch = epoch or self.evaluate or self.save or self.steps + 1 - self.first
         """The number of steps in an epoch."""
         self.accelerator = an_accelerator(directory, gradient_accumulation_steps=self.accumulate)
-        self.accelerator.trackers = [Logger(self.at)]
+        (self.tracker,) = self.accelerator.trackers
         if custom:
             self.accelerator.register_for_checkpointing(Counter(self.at))
         self.prepared = []
+        self.install()
         if prepared == "before":
             self.prepare()
 
@@ -76,13 +69,8 @@ class AccelerateTraining(Training):
         model = Model(self.at)
         optimizer = Optimizer(model, self.at)
         scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, self.rate)
-
-        def collate(rows):
-            self.at("the collator")
-            return torch.stack(rows)
-
         rows = Rows(self.at, "the dataset", 4 * self.accumulate * self.epoch)
-        training = DataLoader(rows, batch_size=4, shuffle=True, collate_fn=collate)
+        training = DataLoader(rows, batch_size=4, shuffle=True, collate_fn=self.collate)
         validation = DataLoader(Rows(self.at, "the dataset in evaluation", 8), batch_size=4)
         self.prepared = self.accelerator.prepare(model, optimizer, scheduler, training, validation)
 
@@ -91,26 +79,20 @@ class AccelerateTraining(Training):
         return self.prepared[0]
 
     def run(self):
-        self.before = self.world()
-        if not self.measured:
-            self.train()
-            return self
-        self.perf = attach(self.accelerator, self.config)
-        if self.way == "with":
-            with self.perf:
+        self.before, raised = self.world(), None
+        self.perf = attach(self.accelerator, self.config) if self.measured else None
+        if self.perf is None or self.way == "with":
+            with self.perf or nullcontext():
                 self.train()
             return self
-        raised = None
         try:
             self.train()
         except BaseException as error:  # noqa: BLE001 it is raised again, after the error has been left
             raised = error
-        if self.way == "close":
-            self.perf.close()
-        elif self.way == "another attach":
-            attach(self.accelerator).close("enough")
-        else:
+        if self.way == "end_training":
             self.accelerator.end_training()
+        else:
+            (self.perf.close if self.way == "close" else attach(self.accelerator).close)()
         if raised is not None:
             raise raised
         return self
@@ -180,5 +162,5 @@ class AccelerateTraining(Training):
     @property
     def outcome(self):
         """Also the logged losses."""
-        logged = [values["loss"] for _, values in self.accelerator.trackers[0].rows if "loss" in values]
+        logged = [values["loss"] for _, values in self.tracker.rows if "loss" in values]
         return *super().outcome, logged

@@ -6,23 +6,11 @@ import importlib
 from types import SimpleNamespace
 
 import torch
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader
+
+from trainings.models import WIDTH, Numbers
 
 FRAMEWORKS = {"lightning": "lightning.pytorch", "pytorch_lightning": "pytorch_lightning"}
-WIDTH = 4
-
-
-class Numbers(Dataset):
-    """Rows of numbers, the same each time."""
-
-    def __init__(self, rows=24):
-        self.rows = rows
-
-    def __len__(self):
-        return self.rows
-
-    def __getitem__(self, index):
-        return torch.randn(WIDTH, generator=torch.Generator().manual_seed(index))
 
 
 class Automatic:

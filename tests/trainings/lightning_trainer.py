@@ -162,8 +162,7 @@ class LightningTraining(Training):
         self.trainer = lightning_kit.trainer(directory, *several, *callbacks, of=self.of, **usual | (trainer or {}))
         connector = self.trainer._logger_connector
         connector.update_train_step_metrics = self.telling(connector.update_train_step_metrics)
-        if place:
-            (KINDS[kind] | OUTSIDE | ASIDES)[place].install(self, act)
+        self.install()
 
     def of_tree(self, callback):
         """A callback of the tree that the trainer is of."""

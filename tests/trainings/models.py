@@ -5,6 +5,7 @@ from torch import nn
 from torch.utils.data import Dataset
 
 VOCABULARY = 64
+WIDTH = 4
 
 
 def llama(**config):
@@ -71,18 +72,29 @@ def trainer(arguments, *callbacks, kind=None, **options):
     return (kind or Trainer)(**usual | {"args": arguments, "model": usual["model"] or llama()})
 
 
-class Rows(Dataset):
-    """Rows of numbers, the same each time; each calls a function with its place."""
+class Numbers(Dataset):
+    """Rows of numbers, the same each time."""
 
-    def __init__(self, at, place, rows):
-        self.at, self.place, self.rows = at, place, rows
+    def __init__(self, rows=24):
+        self.rows = rows
 
     def __len__(self):
         return self.rows
 
     def __getitem__(self, index):
+        return torch.randn(WIDTH, generator=torch.Generator().manual_seed(index))
+
+
+class Rows(Numbers):
+    """Each row calls a function with its place."""
+
+    def __init__(self, at, place, rows):
+        super().__init__(rows)
+        self.at, self.place = at, place
+
+    def __getitem__(self, index):
         self.at(self.place)
-        return torch.rand(4, generator=torch.Generator().manual_seed(index))
+        return super().__getitem__(index)
 
 
 class Batches:
@@ -94,21 +106,7 @@ class Batches:
     def __iter__(self):
         for seed in range(self.batches):
             self.at("an iterable")
-            yield torch.rand(4, 4, generator=torch.Generator().manual_seed(seed))
-
-
-class SlowBackward(torch.autograd.Function):
-    """Pass values on, and call `sleep("backward")` when the gradient comes back."""
-
-    @staticmethod
-    def forward(ctx, values, sleep):
-        ctx.sleep = sleep
-        return values.clone()
-
-    @staticmethod
-    def backward(ctx, gradient):
-        ctx.sleep("backward")
-        return gradient, None
+            yield torch.rand(4, WIDTH, generator=torch.Generator().manual_seed(seed))
 
 
 class Model(nn.Module):
@@ -116,14 +114,15 @@ class Model(nn.Module):
 
     def __init__(self, at):
         super().__init__()
-        self.linear, self.dropout, self.at = nn.Linear(4, 4), nn.Dropout(), at
+        self.linear, self.dropout, self.at = nn.Linear(WIDTH, WIDTH), nn.Dropout(), at
         self.register_forward_pre_hook(lambda *_: None)
+        self.linear.weight.register_hook(lambda _: at("a gradient"))
 
     def forward(self, inputs):
         self.at("the model" if self.training else "the model in evaluation")
         if self.training:
             self.at("a collection")
-        return SlowBackward.apply(self.dropout(self.linear(inputs)), lambda _: self.at("a gradient"))
+        return self.dropout(self.linear(inputs))
 
 
 class Optimizer(torch.optim.SGD):

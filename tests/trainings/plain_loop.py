@@ -40,10 +40,6 @@ class LoopTraining(Training):
             loader = Batches(self.at, batches)
         self.objects = {"model": self.model, "optimizer": Optimizer(self.model, self.at), "loader": loader}
 
-    def collate(self, rows):
-        self.at("the collator")
-        return torch.stack(rows).requires_grad_()  # as reentrant checkpointing needs
-
     def run(self):
         self.step, self.losses, self.before, saved = self.first, [], self.world(), {}
         if self.resume:

@@ -35,9 +35,18 @@ class Training:
         """The number of the first step; `step` is that of the step that goes on."""
         self.losses = []
 
+    def install(self):
+        """Have a framework call `act` at the place, once its objects are made."""
+        if self.place and self.PLACES[self.place].install:
+            self.PLACES[self.place].install(self, self.act)
+
     def at(self, place):
         if place == self.place:
             collect_garbage(self.act) if place == "a collection" else self.act()
+
+    def collate(self, rows):
+        self.at("the collator")
+        return torch.stack(rows).requires_grad_()  # as reentrant checkpointing needs
 
     def is_time(self, steps):
         """Whether so many steps are over again."""

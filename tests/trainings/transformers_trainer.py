@@ -148,8 +148,7 @@ class TransformersTraining(Training):
             kind=type("Own", (Trainer,), {}),
         )
         self.layer = self.model.model.layers[0]
-        if place:
-            self.PLACES[place].install(self, act)
+        self.install()
         if late:
             self.trainer.add_callback(late)
 
