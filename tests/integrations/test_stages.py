@@ -36,7 +36,7 @@ def lightning_variants(place, of):
     if place == "on_save_checkpoint":
         return [{"saver": "ModelCheckpoint"}]
     if place == "on_save_checkpoint of the module":
-        return [{"saver": saver} for saver in ("ModelCheckpoint", "first", "last")]
+        return [{"saver": "ModelCheckpoint"}, {"order": "before ours"}, {"order": "after ours"}]
     if place in lightning_trainer.ASIDES:
         return [{}]
     kinds = [{"of": of, "kind": kind} for kind, places in lightning_trainer.KINDS.items() if place in places]

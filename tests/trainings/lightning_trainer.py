@@ -49,21 +49,17 @@ def methods(stage, *names, of="", when="in a step"):
 
 
 class Other:
-    """Another callback, with the hook that a place needs."""
+    """Another callback, with the hook that a place needs. It may save after every second step, and raise at errors."""
 
-    loud = False
+    loud = saves = False
+
+    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+        if self.saves and trainer.global_step % 2 == 0 and batch_idx % 2:
+            trainer.save_checkpoint(f"{trainer.default_root_dir}/saved.ckpt")
 
     def on_exception(self, *_):
         if self.loud:
             raise ValueError("and I fail as well")
-
-
-class Saving:
-    """Saves a checkpoint after every second step."""
-
-    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
-        if trainer.global_step % 2 == 0 and batch_idx % 2:
-            trainer.save_checkpoint(f"{trainer.default_root_dir}/saved.ckpt")
 
 
 COMMON = {
@@ -128,7 +124,7 @@ class LightningTraining(Training):
         for loud in (False, True)
     }
 
-    EVERYWHERE = Training.EVERYWHERE | {"saver": "first"}
+    EVERYWHERE = Training.EVERYWHERE | {"saver": "other"}
     of = "lightning"
 
     def __init__(
@@ -139,19 +135,14 @@ class LightningTraining(Training):
         self.of, self.order, self.loud, self.over = of or self.of, order, loud, self.first - 1
         self.kinds = kinds = lightning_kit.tree(self.of)
         kind = kind or ("Manual" if place in MANUAL.keys() - AUTOMATIC.keys() else "Automatic")
-        self.perf = ours or kinds.PerfCallback(self.config)
-        self.other, saving = self.of_tree(Other()), self.of_tree(Saving())
-        self.other.loud, self.many = loud, 2 if kind == "Manual" else 1
-        measuring = [self.perf] if self.measured else []
-        several = [self.other, *measuring] if order == "before ours" else [*measuring, self.other]
+        self.perf = ours or (kinds.PerfCallback(self.config) if self.measured else None)
+        self.other, self.many = type("Other", (Other, kinds.Callback), {})(), 2 if kind == "Manual" else 1
+        self.other.loud, self.other.saves = loud, self.save and saver == "other"
+        several = [self.other, self.perf] if order == "before ours" else [self.perf, self.other]
         checkpoints = bool(self.save) and saver == "ModelCheckpoint"
         if checkpoints:
-            saving = kinds.callbacks.ModelCheckpoint(
-                directory, "checkpoint-{step}", every_n_train_steps=self.save * self.many, save_top_k=-1,
-                auto_insert_metric_name=False,
-            )  # fmt: skip
-        if self.save:
-            several.insert(0 if saver == "first" else len(several), saving)
+            every = {"every_n_train_steps": self.save * self.many, "save_top_k": -1, "auto_insert_metric_name": False}
+            several.append(kinds.callbacks.ModelCheckpoint(directory, "checkpoint-{step}", **every))
         self.model = self.module = getattr(kinds, kind)()
         self.layer, self.loader = self.module.net[0], lightning_kit.loader(4 * self.accumulate * self.steps)
         self.validation = lightning_kit.loader(4)
@@ -159,15 +150,12 @@ class LightningTraining(Training):
         usual |= {} if kind == "Manual" else {"accumulate_grad_batches": self.accumulate}
         if self.evaluate:
             usual |= {"val_check_interval": self.accumulate * self.evaluate, "limit_val_batches": 1}
-        self.trainer = lightning_kit.trainer(directory, *several, *callbacks, of=self.of, **usual | (trainer or {}))
+        self.trainer = lightning_kit.trainer(
+            directory, *filter(None, several), *callbacks, of=self.of, **usual | (trainer or {})
+        )
         connector = self.trainer._logger_connector
         connector.update_train_step_metrics = self.telling(connector.update_train_step_metrics)
         self.install()
-
-    def of_tree(self, callback):
-        """A callback of the tree that the trainer is of."""
-        callback.__class__ = type(type(callback).__name__, (type(callback), self.kinds.Callback), {})
-        return callback
 
     def telling(self, method):
         """A method, called after our callback has ended a step: it does so with the batch, after all hooks."""

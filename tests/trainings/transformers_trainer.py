@@ -30,13 +30,8 @@ def loss(training, act):
     training.trainer.compute_loss_func = compute
 
 
-def optimizer(training, act):
-    class Own(torch.optim.SGD):
-        def step(self, closure=None):
-            act()
-            return super().step(closure)
-
-    training.trainer.optimizer = Own(training.trainer.model.parameters(), lr=0.01)
+def after_step(training, act):
+    training.trainer.create_optimizer().register_step_post_hook(act)
 
 
 def scheduler(training, act):
@@ -113,7 +108,7 @@ class TransformersTraining(Training):
             "a gradient": Place("backward", registered("model.lm_head.weight.register_hook")),
             "accelerator.backward": Place("backward", method("trainer.accelerator.backward")),
             "clipping": Place("optimizer", method("trainer.accelerator.clip_grad_norm_")),
-            "the optimizer": Place("optimizer", optimizer),
+            "the optimizer": Place("optimizer", after_step),
             "zero_grad": Place("optimizer", method("model.zero_grad")),
             "a collection": Place("gc", registered("layer.register_forward_pre_hook", collecting)),
             "evaluate for another callback": Place("evaluation", asking(lambda trainer: trainer.evaluate())),
