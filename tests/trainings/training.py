@@ -17,7 +17,7 @@ class Training:
     """
 
     PLACES = {}  # noqa: RUF012 a table
-    WAYS = {"": {}}  # noqa: RUF012 a table
+    WAYS = {"usual": {}}  # noqa: RUF012 a table
     """Ways to train, by name, each a mapping of options."""
     EVERYWHERE = {"accumulate": 2, "evaluate": 2, "save": 2, "steps": 4}  # noqa: RUF012 a table
     """Options with which a training comes to all of its places."""

@@ -30,8 +30,8 @@ def loss(training, act):
     training.trainer.compute_loss_func = compute
 
 
-def after_step(training, act):
-    training.trainer.create_optimizer().register_step_post_hook(act)
+def optimizer(training, act):
+    training.trainer.create_optimizer().register_step_pre_hook(act)
 
 
 def scheduler(training, act):
@@ -108,7 +108,7 @@ class TransformersTraining(Training):
             "a gradient": Place("backward", registered("model.lm_head.weight.register_hook")),
             "accelerator.backward": Place("backward", method("trainer.accelerator.backward")),
             "clipping": Place("optimizer", method("trainer.accelerator.clip_grad_norm_")),
-            "the optimizer": Place("optimizer", after_step),
+            "the optimizer": Place("optimizer", optimizer),
             "zero_grad": Place("optimizer", method("model.zero_grad")),
             "a collection": Place("gc", registered("layer.register_forward_pre_hook", collecting)),
             "evaluate for another callback": Place("evaluation", asking(lambda trainer: trainer.evaluate())),
