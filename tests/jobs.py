@@ -15,7 +15,7 @@ from perf_callbacks.kernel.records.fit_records import Summary, Window
 
 IMPORTS = {
     "loop": ("torch._dynamo", "integration_process", "perf_callbacks.loop"),
-    "accelerate": ("torch._dynamo", "integration_process", "accelerated", "perf_callbacks.accelerate"),
+    "accelerate": ("torch._dynamo", "integration_process", "trainings.accelerated", "perf_callbacks.accelerate"),
     "transformers": ("torch._dynamo", "integration_process", "trainings.models", "perf_callbacks.transformers"),
     "lightning": ("torch._dynamo", "integration_process", "perf_callbacks.lightning"),
 }
