@@ -155,8 +155,7 @@ class Session:
                 watching.install()
                 context = FitContext(model=model, objects=objects, armed=self._armed, checklist=rows, show=self._show)
                 for make in OBSERVERS:
-                    # after an error, which closes the recorder, nothing would undo what further observers change
-                    observer = make(recorder, context) if recorder.active else None
+                    observer = make(recorder, context) if recorder.active else None  # nothing would undo its changes
                     if observer is not None:
                         recorder.observe(observer)
                 findings = recorder.observers.findings(None)
