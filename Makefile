@@ -44,8 +44,9 @@ demo: $(VENV)/demo-ready  ## a real small training on this machine: live numbers
 test: $(VENV)/ready  ## what a contributor runs
 	$(BIN)/python -m pytest $(PARALLEL) -m 'not slow'
 
-test-all: $(VENV)/ready  ## the slow tests too, with branch coverage; older frameworks and Pythons; the wheel, and the site
-	$(BIN)/python -m pytest $(PARALLEL) --cov --cov-report=term --cov-fail-under=90
+test-all: $(VENV)/ready  ## the slow tests, branch coverage of the others, older frameworks and Pythons; the wheel, and the site
+	$(BIN)/python -m pytest $(PARALLEL) -m slow
+	$(BIN)/python -m pytest $(PARALLEL) -m 'not slow' --cov --cov-report=term --cov-fail-under=90
 	$(MAKE) --jobs 2 --output-sync=target test-transformers4 test-lowest
 	$(MAKE) docs
 	$(MAKE) test-pythons

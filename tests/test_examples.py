@@ -10,6 +10,8 @@ from trainings.runs import records
 from perf_callbacks.kernel.records.fit_records import Summary
 from perf_callbacks.kernel.records.flops_record import Flops
 
+pytestmark = pytest.mark.needs_torch
+
 EXAMPLES = sorted((Path(__file__).parents[1] / "examples").glob("*.py"))
 
 

@@ -57,7 +57,9 @@ def test_a_command_that_is_gone_says_its_successor(capsys):
         assert capsys.readouterr() == ("", f"perf-callbacks {gone} is gone: {instead}.\n")
 
 
-@pytest.mark.parametrize("words", ["check", "status", "launch train.py", "run -m json.tool"])
+@pytest.mark.parametrize(
+    "words", ["check", "status", pytest.param("launch train.py", marks=pytest.mark.needs_torch), "run -m json.tool"]
+)
 def test_a_setting_that_makes_no_sense_is_refused(monkeypatch, capsys, words):
     monkeypatch.setenv("PERF_CALLBACKS_GC", "sinc")
     name = words.partition(" ")[0]
