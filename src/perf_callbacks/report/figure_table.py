@@ -89,7 +89,7 @@ FIGURES = (
         "shortest to the longest of them. A dot is a step that took 1.5 times the median of its rank",
         source="`steps`: `step_time`",
         left_out="excluded steps, which are dots if they are slow. Steps that a later attempt repeated. Of more than "
-        "250 slow steps, all but the slowest 250",
+        "300 slow steps, all but the slowest 300",
     ),
     PageFigure(
         name="marks",
