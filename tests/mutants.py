@@ -155,9 +155,8 @@ def _fails(source: Path, tests: list[str]) -> bool:
         ).returncode  # fmt: skip
     except subprocess.TimeoutExpired:
         return True
-    if code not in range(4):
-        raise RuntimeError("pytest has not found the tests: measure again, with the same TESTS_DAY")
-    return code != 0
+    files = sorted({test.partition("::")[0] for test in tests})
+    return code != 0 if code < 4 or files == tests else _fails(source, files)  # a name that no line can hold
 
 
 def tried(mutant: list[object], tests: Tests, directory: Path) -> str:
