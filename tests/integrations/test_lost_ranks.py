@@ -89,13 +89,11 @@ def test_the_others_go_on_while_a_rank_is_deaf_for_twenty_seconds(tmp_path):
         for job, rank in deaf:
             job.until_step(30, 0, 1)
             job.processes[rank].send_signal(signal.SIGSTOP)
-        until = time.monotonic() + 20
-        leaderless.assert_ended(1)
-        assert time.monotonic() < until
-        time.sleep(until - time.monotonic())
+        time.sleep(20)
         assert behind.facts(0)["step"] < 1050
-        for job, rank in deaf:
-            job.processes[rank].send_signal(signal.SIGCONT)
+        behind.processes[1].send_signal(signal.SIGCONT)
+        leaderless.assert_ended(1)  # while rank 0 is still deaf
+        leaderless.processes[0].send_signal(signal.SIGCONT)
         leaderless.assert_ended(0)
         behind.assert_ended()
         leaderless.assert_unharmed(1, warnings=1)
